@@ -11,7 +11,7 @@ from testbed.bs.room import NOTHING, Load
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.errors import ModelError, ProtocolError
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
-from testbed.protocols.base import Window, expect_names, read_ids
+from testbed.protocols.base import RoundProtocol, Window, expect_names, read_ids
 from testbed.protocols.codec import AnyArray
 from testbed.protocols.messages import (
     VERSION,
@@ -27,10 +27,9 @@ from testbed.protocols.messages import (
     Resync,
     Welcome,
 )  # fmt: skip
-from testbed.protocols.quantise import HIDDEN_BITS
+from testbed.protocols.quantise import HIDDEN_BITS, unpack_q
 from testbed.protocols.ranges import check_ranges
 from testbed.protocols.sampling import GREEDY, Sampling
-from testbed.protocols.sparse import unpack
 from testbed.protocols.vocabulary import check_same
 
 RETRY_S = 1.0
@@ -152,10 +151,7 @@ class Intake:
             return self.resync(key)
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
-        self._check_length(arrays)
-        if session.protocol.sampled:
-            arrays = unpack(arrays, session.sampling, self.offer.vocab_size, not session.protocol.replaces)
-        window = session.protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
+        window = self._read(session.protocol, session, arrays)
         if session.stream:
             return self._joining(session, message, window, waiting)
         if message.round <= session.last_round:
@@ -224,10 +220,13 @@ class Intake:
         if message.protocol == TARGET_ONLY and message.max_tokens < 1:
             raise ProtocolError("target-only needs max_tokens of at least 1")
 
-    def _check_length(self, arrays: dict[str, AnyArray]) -> None:
-        """Refuse a window that is too long before its arrays are read, which takes time in proportion to their size."""
+    def _read(self, protocol: RoundProtocol, session: Session, arrays: dict[str, AnyArray]) -> Window:
+        """A window; one that is too long is refused first, since reading takes time in proportion to its size."""
         if "ids" in arrays and arrays["ids"].size > self.offer.max_window:
             raise ProtocolError(f"window of {arrays['ids'].size} tokens; at most {self.offer.max_window}")
+        if protocol.sampled:
+            arrays = unpack_q(arrays, session.sampling, self.offer.vocab_size, not protocol.replaces)
+        return protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
 
     def _check_window(self, window: Window, base_len: int) -> None:
         self._check_ids(window.ids)

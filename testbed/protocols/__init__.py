@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from testbed.protocols.base import RoundProtocol
 from testbed.protocols.fh import FullHidden
-from testbed.protocols.greedy import Coupled, Greedy
+from testbed.protocols.greedy import Coupled, Greedy, UncertaintySkip
 from testbed.protocols.rejection_sampling import RejectionSampling, SplitSampling
 from testbed.protocols.sh import SelectiveHidden
-from testbed.protocols.skip import UncertaintySkip
 from testbed.registry import Registry
 
 PROTOCOLS: Registry[RoundProtocol] = Registry(

@@ -106,7 +106,7 @@ class Open(Message, frozen=True):
     """Whether drafted tokens are accepted jointly (`protocols.rejection_sampling.accept_block`)."""
     q_top: int = 0
     q_bits: int = 16
-    """Ids of an uploaded draft distribution (0: all), and bits of a probability: 16, 8 or 4 (`protocols.sparse`)."""
+    """Ids of an uploaded draft distribution (0: all), and bits of a probability: 16, 8 or 4 (`protocols.quantise`)."""
 
 
 class Draft(Message, frozen=True):

@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, frozen=True):
     q_top: int = 0
     """Most likely ids that the drafter draws from, where its distributions are uploaded; 0: all."""
     q_bits: int = FULL_BITS
-    """Bits of an uploaded draft probability: see `protocols.sparse`."""
+    """Bits of an uploaded draft probability: see `protocols.quantise`."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range.

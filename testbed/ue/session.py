@@ -13,9 +13,8 @@ from testbed.channel.csi import Csi, single
 from testbed.errors import AdmissionError, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.messages import NO_HINT, Busy, Close, Draft, Open, Verdict
-from testbed.protocols.quantise import FULL_BITS
+from testbed.protocols.quantise import FULL_BITS, pack_q
 from testbed.protocols.sampling import GREEDY, Sampling
-from testbed.protocols.sparse import pack
 from testbed.tasks import cancel
 from testbed.ue.client import Client
 from testbed.ue.drafters.after import states_of
@@ -172,7 +171,7 @@ class DecodingSession:
             draft_s=single(drafted_s - start_s[0]), network_s=single(self._network_s), guess=guess,
         )  # fmt: skip
         self._next += 1
-        arrays = pack(self._protocol.uplink(drafted), self._sampling)
+        arrays = pack_q(self._protocol.uplink(drafted), self._sampling)
         return OutgoingWindow(draft, arrays, drafted, start_s[0], drafted_s - start_s[1])
 
     async def _listened(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:

@@ -21,8 +21,8 @@ from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, encode, pack_bits, unpack_bits
 from testbed.protocols.messages import Draft, Open
 from testbed.protocols.methods import run_method
+from testbed.protocols.quantise import MOST_ENTRIES, pack_q, unpack_q
 from testbed.protocols.sampling import GREEDY, ONE, Q_BITS, Counts, Sampling, quantise, unit
-from testbed.protocols.sparse import MOST_ENTRIES, pack, unpack
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.run import sampling_of
 from tests.support.sampled import Ids, chances, continuation, p_value, rows, sample
@@ -86,10 +86,10 @@ def test_what_is_packed_arrives_in_the_stated_bits(seed: int, length: int, vocab
     sizes = Sizes(hidden_size=1, vocab_size=vocab, q_top=top, q_bits=bits)
     for kind in KINDS:
         one = protocol(kind)
-        sent = pack(one.uplink(drafted), sampling)
+        sent = pack_q(one.uplink(drafted), sampling)
         padding = 8 * sum(array.nbytes for array in sent.values()) - one.payload(length, 0, sizes).uplink_bits
         assert 0 <= padding < 8
-        found = one.window(unpack(dict(sent), sampling, vocab, not one.replaces), 1)
+        found = one.window(unpack_q(dict(sent), sampling, vocab, not one.replaces), 1)
         assert found.ids.tolist() == drafted.ids.tolist() and found.q is not None
         dense: Counts = np.zeros((length, vocab), np.uint16)
         if kind == "split":
@@ -105,9 +105,9 @@ def test_an_entry_by_hand() -> None:
     """Of 5 ids, 3 bits each: 1 with 5/15 and 4 with 10/15: 001 0101 100 1010, and two bits of padding."""
     sampling = Sampling(q_top=2, q_bits=4)
     q = np.array([[0, 5, 0, 0, 10]], np.uint16) * np.uint16(4369)
-    sent = pack({"ids": np.array([4], np.int32), "q": q}, sampling)
+    sent = pack_q({"ids": np.array([4], np.int32), "q": q}, sampling)
     assert [f"{byte:08b}" for byte in sent["q"]] == ["00101011", "00101000"]
-    certain = pack({"ids": np.array([4], np.int32), "q": np.array([[0, 0, 0, 0, ONE]], np.uint16)}, sampling)
+    certain = pack_q({"ids": np.array([4], np.int32), "q": np.array([[0, 0, 0, 0, ONE]], np.uint16)}, sampling)
     assert [f"{byte:08b}" for byte in certain["q"]] == ["00000001", "00111100"]  # id 0 with nothing, then id 4
 
 
@@ -150,7 +150,7 @@ GOOD = entries((1, 5), (4, 10), (0, 8), (4, 7))
 )
 def test_sparse_windows_that_are_not(arrays: dict[str, AnyArray], reason: str) -> None:
     def read(arrays: dict[str, AnyArray]) -> AnyArray | None:
-        return protocol("rejection").window(unpack(arrays, TOP, VOCAB, True), 1).top
+        return protocol("rejection").window(unpack_q(arrays, TOP, VOCAB, True), 1).top
 
     found = read({"ids": IDS, "q": GOOD})
     assert found is not None and found.tolist() == [[1, 4], [0, 4]]
@@ -161,7 +161,7 @@ def test_sparse_windows_that_are_not(arrays: dict[str, AnyArray], reason: str) -
 def test_a_window_with_too_many_entries_is_refused_before_it_is_sent() -> None:
     q = np.full((257, 300), 1, np.uint16)
     with pytest.raises(BadInput, match="use --window 256 or less"):
-        pack({"ids": np.zeros(257, np.int32), "q": q}, Sampling(q_top=256))
+        pack_q({"ids": np.zeros(257, np.int32), "q": q}, Sampling(q_top=256))
 
 
 def test_messages_in_virtual_time_have_the_stated_sizes() -> None:

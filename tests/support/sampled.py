@@ -17,8 +17,8 @@ from testbed.protocols import protocol
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, decode_downlink, decode_uplink, encode
 from testbed.protocols.messages import Draft, Verdict
+from testbed.protocols.quantise import pack_q, unpack_q
 from testbed.protocols.sampling import Draws, Sampling, request_seed, warp
-from testbed.protocols.sparse import pack, unpack
 from testbed.ue.drafters.sampler import DraftSampler
 
 Ids = tuple[int, ...]
@@ -97,9 +97,9 @@ def continuation(
             ids += (sampler(drafter(prompt + output + ids), len(prompt + output + ids)),)
         q = sampler.window(len(drafter(prompt)))
         drafted = Drafted(np.array(ids, np.int32), np.zeros((len(ids), 1), np.float16), q, replaced)
-        arrays = pack(ue.uplink(drafted), sampling)
+        arrays = pack_q(ue.uplink(drafted), sampling)
         up = decode_uplink(encode(Draft(session=1, round=round_, base_len=len(prompt + output)), arrays))
-        window_ = bs.window(unpack(up.arrays, sampling, len(drafter(prompt)), not bs.replaces), 1)
+        window_ = bs.window(unpack_q(up.arrays, sampling, len(drafter(prompt)), not bs.replaces), 1)
         assert window_.token == replaced
 
         def said(position: int, before: Ids = prompt + output, ids: Ids = ids) -> NDArray[np.float64]:

@@ -15,9 +15,8 @@ from testbed.errors import ProtocolError
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.base import Drafted, hidden_arrays
 from testbed.protocols.messages import NO_HINT, Draft, Hidden, Open, Opened, Verdict
-from testbed.protocols.quantise import FULL_BITS
+from testbed.protocols.quantise import FULL_BITS, pack_q
 from testbed.protocols.sampling import ONE, Sampling, unit
-from testbed.protocols.sparse import pack
 from testbed.synthetic import next_token
 
 HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 65504.0, -65504.0], np.float16)
@@ -84,7 +83,7 @@ class Talk:
         self.state = "waiting"
         kind = PROTOCOLS.get(self._opening.protocol)
         arrays = {"ids": ids} if kind is None else _scaled(kind.uplink(self.drafted), rng)
-        arrays = pack(arrays, Sampling(q_top=self._opening.q_top, q_bits=self._opening.q_bits))
+        arrays = pack_q(arrays, Sampling(q_top=self._opening.q_top, q_bits=self._opening.q_bits))
         if self._opening.q_top and "q" in arrays and rng.random() < 0.1:
             arrays["q"] = self._hidden.integers(0, 256, len(arrays["q"]), np.uint8)
         if rng.random() < 0.03:
