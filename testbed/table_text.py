@@ -15,6 +15,8 @@ TEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"θ": r"$\theta$", "α": r"$\alpha$", "–": "--"}
 )
+CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}") | {9: "\t", 10: "\n", 13: None}
+"""What stands for each control character on a terminal."""
 _FORMULA = re.compile(r"\s*[=+@-]")
 _NUMBERS = re.compile(r"[-+]?(inf|nan)|[-+\d.,eE%\s\[\]]*")
 """A number, or an estimate with its interval: nothing that a formula could compute with."""
@@ -40,7 +42,10 @@ def as_markdown(data: TableData) -> str:
 
 
 def plain_cell(value: Any) -> Any:
-    """A cell's value; text that a spreadsheet would run as a formula gets an apostrophe in front, which it hides."""
+    """A cell's value; text that a spreadsheet would run as a formula gets an apostrophe in front, which it hides, and
+    control characters, which begin commands to a terminal, are replaced.
+    """
+    value = value.translate(CONTROLS) if isinstance(value, str) else value
     formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBERS.fullmatch(value)
     return f"'{value}" if formula else value
 

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from testbed.table_text import CONTROLS
+
 COLUMNS: dict[str, tuple[str, str]] = {
     "method": ("method", "{}"),
     "requests": ("n", "{:d}"),
@@ -83,8 +85,6 @@ GRID_COLUMNS: dict[str, tuple[str, str]] = {
 """Columns of a sweep's rows; those that differ from point to point come first."""
 UNDIVIDED = 1000
 """Width of a table that is not shown on a terminal."""
-CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}") | {9: "\t", 10: "\n", 13: None}
-"""What stands for each control character on a terminal."""
 OF_A_SERIES = ("method", "judge", "head", "payload")
 """Fields that name a series."""
 

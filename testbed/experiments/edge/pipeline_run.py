@@ -21,6 +21,7 @@ from testbed.experiments.edge.pipeline_nodes import NodeProcess, Orders, started
 from testbed.experiments.edge.pipeline_report import model_scores, run_row, step_rows
 from testbed.experiments.edge.pipeline_upload import Uploaded, upload
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.formats import prompt_ids
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.csv_file import write_csv
@@ -110,7 +111,7 @@ def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoa
     worked = [(e.question, e.answer or "") for e in examples[config.tasks :]]
     prompters = [Prompter(target.path, shots=worked[:n]) for n in range(config.shots + 1)]
     shots = rng.integers(0, config.shots + 1, config.tasks).tolist()
-    prompts = {k: prompters[n].ids(examples[k].question) for k, n in enumerate(shots)}
+    prompts = {k: prompt_ids(prompters[n], examples[k]) for k, n in enumerate(shots)}
     metres = RADIUS_M * np.sqrt(rng.uniform(size=config.tasks))
     gains = (GAIN_1M * rng.exponential(size=config.tasks) * metres**-2).tolist()
     models = dimensions(config.pair)

@@ -17,6 +17,7 @@ from typing import Any
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, check_same, load_plan, prompts_of
+from testbed.experiments.inputs.formats import row_of
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.results.directory import write_text
 from testbed.experiments.results.files import FIELD_LOG
@@ -50,7 +51,7 @@ class FieldLog:
         path = self.out / PROMPTS / f"{repeat}.jsonl"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            lines = [json.dumps({"question": e.question, "answer": e.answer}) for e in prompts_of(self.plan, repeat)]
+            lines = [json.dumps(row_of(example)) for example in prompts_of(self.plan, repeat)]
             write_text(path, "\n".join(lines) + "\n")
         return path
 

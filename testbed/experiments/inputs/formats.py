@@ -13,14 +13,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from testbed.errors import BadInput
 from testbed.models.scoring import final_number
-from testbed.ue.prompts import Turn
+from testbed.ue.prompts import Prompter, Turn
 
 MOST_TURNS = 256
 """Largest number of messages of a conversation."""
@@ -69,6 +69,43 @@ class Example(msgspec.Struct, frozen=True):
     def result(self) -> str | None:
         """The reference result, or None; an answer that is a bare number is its own result."""
         return None if self.answer is None else final_number(self.answer) or final_number(f"#### {self.answer.strip()}")
+
+
+def prompt_ids(prompter: Prompter, example: Example, answers: Mapping[int, str] | None = None) -> list[int]:
+    """Ids of an example with its context.
+
+    Args:
+        answers: the model's own answers by turn, where the data set has none; missing ones are empty.
+
+    Raises:
+        BadInput: an empty question, or a conversation that the chat template refuses.
+    """
+    if not example.before:
+        return prompter.ids(example.question)
+    messages, unanswered, turn = [], set(example.unanswered), 0
+    for message in example.before:
+        messages.append(message)
+        if message.role == "user":
+            messages += [Turn("assistant", (answers or {}).get(turn, ""))] if turn in unanswered else []
+            turn += 1
+    shots = [
+        Turn(role, text) for shot in prompter.shots for role, text in zip(("user", "assistant"), shot, strict=True)
+    ]
+    return prompter.conversation([*shots, *messages, Turn("user", example.question)])
+
+
+def row_of(example: Example) -> dict[str, Any]:
+    """A row of a JSONL file that stands for the first prompt of a conversation, as `examples_of` reads it."""
+    named = {"id": example.id, "category": example.category}
+    row = {key: value for key, value in named.items() if value is not None}
+    if example.program is not None:
+        test = {"entry_point": example.program.entry_point, "test": example.program.test}
+        return {**row, "prompt": example.question, **test, "canonical_solution": example.answer}
+    if not example.before:
+        return {**row, "question": example.question, "answer": example.answer}
+    asked = [*example.before, Turn("user", example.question)]
+    answered = [] if example.answer is None else [Turn("assistant", example.answer)]
+    return {**row, "messages": [one._asdict() for one in (*asked, *answered)]}
 
 
 def examples_of(where: str, row: Any) -> Iterator[Example]:

@@ -13,6 +13,7 @@ from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.formats import prompt_ids
 from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
 from testbed.options import option
@@ -65,7 +66,7 @@ def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
     if len(examples) < config.prompts:
         raise BadInput(f"{config.dataset} has {len(examples)} prompts, not {config.prompts}")
     prompter = Prompter(target.path)
-    prompts = [prompter.ids(example.question) for example in examples]
+    prompts = [prompt_ids(prompter, example) for example in examples]
     leave_a_core()
     engine = load_engine(config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size)
     try:

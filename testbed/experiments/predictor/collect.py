@@ -17,6 +17,7 @@ from testbed.bs.judging.registry import JUDGES, judge_kind, make_judge
 from testbed.config import Config, resolved
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.formats import Example, prompt_ids
 from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.acceptance import STRICT, AcceptanceRule, JudgedRule, SampledRule
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
@@ -90,16 +91,16 @@ def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceS
 
     target = find(target_for(config.engine, config.model))
     drafter = drafter_for(config.drafter)
-    questions = [e.question for e in load_dataset(config.dataset, config.first + config.prompts)][config.first :]
-    if len(questions) < config.prompts:
-        raise BadInput(f"{config.dataset} has {len(questions)} prompts from {config.first} on, not {config.prompts}")
+    examples = load_dataset(config.dataset, config.first + config.prompts)[config.first :]
+    if len(examples) < config.prompts:
+        raise BadInput(f"{config.dataset} has {len(examples)} prompts from {config.first} on, not {config.prompts}")
     store = TraceStore(out)
     store.create(_meta(config, drafter, target))
     compare_inputs(resolved(config), out)
     todo = [n for n in range(-(-config.prompts // CHUNK)) if n not in store.chunks()]
-    progress(config.prompts - sum(len(_chunk(questions, n)) for n in todo), config.prompts)
+    progress(config.prompts - sum(len(_chunk(examples, n)) for n in todo), config.prompts)
     if todo:
-        with_models(config, store, (drafter, target), questions, todo, progress)
+        with_models(config, store, (drafter, target), examples, todo, progress)
     return store
 
 
@@ -120,15 +121,15 @@ def _meta(config: TraceCollectConfig, drafter: Path, target: Path) -> TraceMeta:
     )
 
 
-def _chunk(questions: Sequence[str], number: int) -> Sequence[str]:
-    return questions[number * CHUNK : (number + 1) * CHUNK]
+def _chunk(examples: Sequence[Example], number: int) -> Sequence[Example]:
+    return examples[number * CHUNK : (number + 1) * CHUNK]
 
 
 def with_models(
     config: TraceCollectConfig,
     store: TraceStore,
     paths: tuple[Path, Path],
-    questions: Sequence[str],
+    examples: Sequence[Example],
     todo: Sequence[int],
     progress: Progress,
 ) -> None:
@@ -139,7 +140,7 @@ def with_models(
     from testbed.ue.prompts import Prompter
 
     prompter = Prompter(paths[1])
-    prompts = {n: [prompter.ids(q) for q in _chunk(questions, n)] for n in todo}
+    prompts = {n: [prompt_ids(prompter, one) for one in _chunk(examples, n)] for n in todo}
     longest = max(len(ids) for chunk in prompts.values() for ids in chunk)
     leave_a_core()
     target = describe(str(paths[1]))

@@ -83,10 +83,10 @@ def _with_intervals(row: Row, intervals: Intervals) -> Row:
 
 def row_titles(rows: Sequence[Row]) -> list[str]:
     """HTML of each row's first cell: its series or method and, in small type, the settings in which rows differ."""
-    differing = [key for key in GRID if len({str(row.get(key)) for row in rows}) > 1]
+    differing = [key for key in GRID if key == "category" or len({str(row.get(key)) for row in rows}) > 1]
     titles = []
     for row in rows:
-        name = str(row.get("series") or row["method"])
+        name = text_of(row.get("series") or row["method"])
         more = [row["method"]] if name != row["method"] else []
         more += setting_texts(row, [key for key in differing if row.get(key) is not None])
         small = f"<br><small>{html.escape(', '.join(more), quote=False)}</small>" if more else ""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from testbed.experiments.report.data import Row
 from testbed.experiments.report.intervals import LINK, Intervals
-from testbed.table_text import TEX, plain_cell
+from testbed.table_text import CONTROLS, TEX, plain_cell
 
 SETTINGS = (
     "window_rule", "lookahead", "drafter", "engine", "dtype", "temperature", "sampling", "verification", "q_top",
@@ -177,7 +177,7 @@ def text_of(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
-    return str(value)
+    return str(value).translate(CONTROLS)
 
 
 def rows_csv(rows: Sequence[Row], intervals: Sequence[Intervals]) -> str:

@@ -40,8 +40,7 @@ def rows(
     sampling: Sampling = GREEDY,
     mark: Marker = NUMBER,
 ) -> list[dict[str, Any]]:
-    """One row per method, in order of first appearance, with `categories` if prompts have any: the columns from
-    `requests` on for each of them.
+    """One row per method, in order of first appearance; `categories` has the columns from `requests` on for each.
 
     Args:
         examples, texts: prompts, by request index, and output texts, by (method, request).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from testbed.channel.link import check_address
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.inputs.formats import Example
+from testbed.experiments.inputs.formats import Example, prompt_ids
 from testbed.experiments.inputs.marks import marker
 from testbed.experiments.inputs.padding import check_pad
 from testbed.experiments.inputs.state import check_csi
@@ -26,7 +26,7 @@ from testbed.protocols.quantise import check_bits
 from testbed.protocols.sampling import Sampling
 from testbed.ue.dial import check_silence, keys_for
 from testbed.ue.load_drafter import check_states, drafter_and_tokenizer
-from testbed.ue.prompts import Prompter, Turn
+from testbed.ue.prompts import Prompter
 from testbed.ue.run import OwnOutput, check_speed, sampling_of
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.predictor import AcceptanceLabels, load_predictor
@@ -90,32 +90,9 @@ def prepare(config: RunConfig, given: Sequence[int | str] | None = None, turns: 
         limit = min(config.limit or len(examples), max(1, len(examples) - config.shots))
     shots = [(e.question, e.answer or "") for e in examples[len(examples) - config.shots :]] if config.shots else []
     prompter = Prompter(directory, config.prompt_format, shots)
-    prompts = [Prompt(prompt_ids(prompter, e, {}), e) for e in examples]
+    prompts = [Prompt(prompt_ids(prompter, e), e) for e in examples]
     rest = [p for p in prompts[limit : len(prompts) - config.shots] if not p.example.unanswered] or prompts[:1]
     return Workload(prompts[:limit], rest[: config.warmup], prompter, drafter)
-
-
-def prompt_ids(prompter: Prompter, example: Example, answers: Mapping[int, str]) -> list[int]:
-    """Ids of an example with its context.
-
-    Args:
-        answers: the model's own answers by turn, where the data set has none; missing ones are empty.
-
-    Raises:
-        BadInput: an empty question, or a conversation that the chat template refuses.
-    """
-    if not example.before:
-        return prompter.ids(example.question)
-    messages, unanswered, turn = [], set(example.unanswered), 0
-    for message in example.before:
-        messages.append(message)
-        if message.role == "user":
-            messages += [Turn("assistant", answers.get(turn, ""))] if turn in unanswered else []
-            turn += 1
-    shots = [
-        Turn(role, text) for shot in prompter.shots for role, text in zip(("user", "assistant"), shot, strict=True)
-    ]
-    return prompter.conversation([*shots, *messages, Turn("user", example.question)])
 
 
 def room(prompt: Prompt, max_tokens: int) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from testbed.config import RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.inputs.formats import Example
-from testbed.experiments.runs.prepare import Prompt, Workload, prompt_ids, room
+from testbed.experiments.inputs.formats import Example, prompt_ids
+from testbed.experiments.runs.prepare import Prompt, Workload, room
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.messages import Welcome
 from testbed.ue.run import JobRunner, Outcome, OwnOutput

@@ -20,6 +20,7 @@ from testbed.experiments.field.operator import SKIP, STOP, OperatorAnswer, Termi
 from testbed.experiments.field.order import cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, Method, Place
 from testbed.experiments.field.run import FieldSetup, progress_of, visit_all
+from testbed.experiments.inputs.datasets import load_dataset
 from tests.support.refusals import refuse
 
 PLAN = FieldPlan(
@@ -221,6 +222,20 @@ def test_each_repeat_has_its_prompts_beside_the_results(tmp_path: Path) -> None:
         assert all(len(text.splitlines()) == 2 + PLAN.warmup for text in texts)
         assert texts[0].splitlines()[:2] != texts[1].splitlines()[:2]
         assert FieldLog(tmp_path / "run", PLAN).prompts(0) == paths[0]
+
+
+def test_devices_decode_the_messages_before_a_prompt_as_replays_do(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {i}?"}]}
+        for i in range(9)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    plan = msgspec.structs.replace(PLAN, dataset=str(tmp_path / "chats.jsonl"))
+    with open_log(tmp_path / "run", plan, False) as log:
+        written = load_dataset(str(log.prompts(1)))
+    examples = load_dataset(plan.dataset)[plan.prompts : 2 * plan.prompts]
+    assert [(e.before, e.question) for e in written[: plan.prompts]] == [(e.before, e.question) for e in examples]
+    assert examples[0].before[0].content == "Be brief."
 
 
 def test_an_operator_answers_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

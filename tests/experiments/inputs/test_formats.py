@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from testbed.errors import BadInput
 from testbed.experiments.inputs import datasets
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.inputs.formats import Example, Program, examples_of
+from testbed.experiments.inputs.formats import Example, Program, examples_of, row_of
 from testbed.ue.prompts import Turn
 
 TASKS = Path(__file__).parent / "tasks"
@@ -78,6 +78,16 @@ def test_share_gpt_is_a_list_and_turns_without_an_answer_are_the_models_own() ->
         ("made-2", "Questions?", None),
     ]
     assert [e.unanswered for e in found] == [(), (), (), (0,)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_first_prompts_can_be_written_as_rows(name: str) -> None:
+    def known(example: Example) -> tuple[Any, ...]:
+        return (example.question, example.answer, example.id, example.category, example.before, example.program)
+
+    for example in load_dataset(str(TASKS / name)):
+        again = next(examples_of("here", json.loads(json.dumps(row_of(example)))))
+        assert known(again) == known(example)
 
 
 def test_examples_of_a_row_share_its_messages() -> None:

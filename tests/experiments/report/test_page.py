@@ -232,3 +232,11 @@ def test_a_report_shows_so_few_categories_that_they_can_be_read(
     monkeypatch.setattr(data, "MOST_CATEGORIES", 79)
     page = write_report([save_categories(tmp_path / "run", 40)], tmp_path / "out").read_text()
     assert "By category" not in page and "80 rows by category" in caplog.text
+
+
+def test_names_of_categories_command_no_terminal(tmp_path: Path) -> None:
+    figures = {"requests": 1, "latency_s": 0.5, "tokens": 3.0}
+    run = save_run(tmp_path / "run", [row("greedy", categories={"\x1b]0;mine\x07<b>": figures})], rounds=False)
+    page = write_report([run], tmp_path / "out").read_text()
+    assert "\x1b" not in page and "&lt;b&gt;" in page
+    assert "\x1b" not in (tmp_path / "out" / "tables" / "1-run-categories.csv").read_text()
