@@ -18,6 +18,8 @@ from testbed.experiments.report.page import write_report
 from testbed.experiments.results.directory import read_summary
 from testbed.experiments.results.files import read_requests
 from testbed.experiments.results.rows import by_category
+from testbed.experiments.runs import virtual
+from testbed.experiments.runs.execute import decode_all
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import Models, run_virtual
@@ -73,6 +75,21 @@ def test_without_target_only_the_contexts_are_decoded_beside_the_run() -> None:
     assert {key: record.token_ids for key, record in some.items()} == {
         key: record.token_ids for key, record in whole.items() if key[0] == "greedy"
     }
+
+
+@pytest.mark.parametrize("methods", [("target-only", "greedy"), ("greedy",)])
+def test_a_run_resumed_within_a_conversation_decodes_the_same(
+    methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of("mt_bench.jsonl", methods)
+    _, whole = decoded(config)
+    done = [o for o in whole if o.request in (0, 2, 3)][:-1]
+    monkeypatch.setattr(virtual, "decode_all", lambda *given: decode_all(*given, done))
+    _, resumed = decoded(config)
+    kept = [
+        {(o.method, o.request): (o.record.prompt_len, o.record.token_ids) for o in some} for some in (whole, resumed)
+    ]
+    assert kept[0] == kept[1] and len(resumed) == len(whole) and all(o.lossless for o in resumed)
 
 
 def test_logs_have_their_own_answers_in_the_context() -> None:
