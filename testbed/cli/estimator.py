@@ -172,7 +172,11 @@ def profile(
     document = report(measured, config.seed)
     if as_json:
         print_json(document, stdout)
-        return
+    else:
+        _show_profile(document)
+
+
+def _show_profile(document: Mapping[str, Any]) -> None:
     _show_fit(document)
     _show_scores({"unseen": document["unseen"], **document["unseen"]["regimes"]})
     for row in document["missing_terms"]:

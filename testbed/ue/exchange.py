@@ -138,11 +138,15 @@ class SessionExchanges:
                     self.ahead.known = False
             elif isinstance(message, Resync | Busy):
                 unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
-                await self._reopen(message, number)
-                self._unanswered = 0
-                if self.ahead is not None:
-                    self.ahead.known = False
-                await self.send(window)
+                await self._send_again(message, window)
+
+    async def _send_again(self, message: Resync | Busy, window: OutgoingWindow) -> None:
+        """Open the session again and send the window; one that was sent ahead is unknown to the BS now."""
+        await self._reopen(message, window.draft.round)
+        self._unanswered = 0
+        if self.ahead is not None:
+            self.ahead.known = False
+        await self.send(window)
 
     async def _upload(self, window: OutgoingWindow, positions: Sequence[int]) -> tuple[float, int]:
         """Send the hidden states at `positions`; seconds in which they were made, and bytes."""

@@ -41,7 +41,6 @@ def measure(
     """
     from testbed.channel.keys import load_client
     from testbed.experiments.links.measure import measure as run
-    from testbed.experiments.results.directory import write_text
 
     if not timeout_s > 0:
         raise BadInput(f"--timeout must be positive, not {timeout_s:g}")
@@ -50,16 +49,21 @@ def measure(
     refuse_to_overwrite([out] if out else [], force)
     document = run(bs, iperf3, seconds, count, interface, timeout_s, note, load_client(keys) if keys else None)
     if out:
-        try:
-            write_text(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
-        except OSError as exc:
-            raise BadInput(f"cannot write {out}: {exc.strerror or exc}") from exc
+        _write(out, document)
     if as_json:
         print_json(document)
     else:
         _show(document)
-    if out:
-        note(f"wrote {out}")
+
+
+def _write(out: Path, document: Mapping[str, Any]) -> None:
+    from testbed.experiments.results.directory import write_text
+
+    try:
+        write_text(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    except OSError as exc:
+        raise BadInput(f"cannot write {out}: {exc.strerror or exc}") from exc
+    note(f"wrote {out}")
 
 
 def _show(document: Mapping[str, Any]) -> None:
