@@ -44,10 +44,11 @@ async def decode(client: Client, job: Job, draft_s: float) -> list[int]:
     """Output of one job."""
     if job.kind == TARGET_ONLY:
         return (await decode_remotely(client, job.prompt, job.tokens, ())).token_ids
-    sampled = PROTOCOLS[job.kind].sampled
+    sampled, skips = PROTOCOLS[job.kind].sampled, PROTOCOLS[job.kind].skips
     session = DecodingSession(
-        client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(job.kind), FixedWindow(4), threshold=0.5,
-        pace=ConstantPace(client.clock, draft_s), seed=job.seed, lookahead=job.seed % 2,
+        client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(job.kind), FixedWindow(4),
+        threshold=0.0 if skips else 0.5, pace=ConstantPace(client.clock, draft_s), seed=job.seed,
+        lookahead=job.seed % 2,
         **({"sampling": Sampling(0.8)} if sampled else {}),
     )  # fmt: skip
     return (await session.decode(job.prompt, job.tokens, ())).token_ids
