@@ -98,7 +98,9 @@ def collect_command(
 def train_command(
     config: TrainConfig,
     data: Annotated[Path, typer.Option(metavar="DIR", help="Traces that collect wrote.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The best predictor, and DIR/MODEL/ for each of them.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="New or empty; the best predictor, and DIR/MODEL/ for each of them.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Train MLP, LightGBM, XGBoost and random forest, and choose by FPR on rejected tokens at the recall.

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from testbed.cli.options import AsJson, configured
+from testbed.cli.options import AsJson, Force, configured, refuse_to_overwrite
 from testbed.cli.output import console, note, print_json
 from testbed.cli.tables import print_table
 from testbed.decision_head.settings import Relabelling, Training
@@ -24,6 +24,7 @@ def relabel(
     config: Relabelling,
     episodes: Episodes,
     out: Annotated[Path, typer.Option(metavar="FILE", help="safetensors file of instances to write.")],
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn base labels into actions that depend on the channel (WISV, eqs. 28-31).
@@ -39,6 +40,7 @@ def relabel(
     """
     from testbed.experiments.head.steps import relabel_to
 
+    refuse_to_overwrite([out], force)
     document = relabel_to(episodes, out, config)
     if as_json:
         print_json(document)
@@ -51,7 +53,7 @@ def relabel(
 def train(
     config: Training,
     episodes: Episodes,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for head.json and head.safetensors.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New or empty, for head.json and head.safetensors.")],
     relabelled: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File that relabel wrote. Default: relabel by its defaults.")
     ] = None,

@@ -19,6 +19,7 @@ from testbed.decision_head.relabel import relabel
 from testbed.decision_head.settings import Relabelling, Training
 from testbed.decision_head.train import OnEpoch, train_head
 from testbed.errors import BadInput
+from testbed.files import require_empty
 from testbed.models.bundle import bundled
 
 
@@ -79,7 +80,11 @@ def train_to(
         source: file of instances written by `relabel_to`, or settings to make them.
         on_epoch: called after every epoch.
         about: one-line description stored with the head.
+
+    Raises:
+        BadInput: files in `out`, or unusable data.
     """
+    require_empty(out)
     data = labelled(directory)
     if not config.features:
         instances = base_instances(data.critical)

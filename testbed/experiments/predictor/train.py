@@ -15,6 +15,7 @@ from testbed.errors import BadInput
 from testbed.experiments.predictor.models import FAMILIES, SPACES, Fitted, draw
 from testbed.experiments.predictor.scores import fpr_at_recall, scores_of, threshold_for
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, split
+from testbed.files import require_empty
 from testbed.options import option
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor, load_predictor, save_predictor
 
@@ -45,9 +46,10 @@ def train(config: TrainConfig, data: Path, out: Path, progress: Progress) -> dic
     ties are broken by the higher AUC.
 
     Raises:
-        BadInput: an invalid configuration or unusable data.
+        BadInput: an invalid configuration, unusable data, or files in `out`.
     """
     _check(config)
+    require_empty(out)
     store = TraceStore(data)
     meta = store.meta()
     fitted, held = split(store.load(), config.validation, config.seed)

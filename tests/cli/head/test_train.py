@@ -134,6 +134,17 @@ def test_what_is_missing_is_named(here: Path) -> None:
     assert "cannot create" in refusal(f"train episodes --out file/head {FAST}")
 
 
+def test_nothing_is_overwritten_unless_forced(here: Path) -> None:
+    call("relabel episodes --out r.safetensors")
+    call(f"train episodes --out head {FAST}")
+    before = [(path, path.read_bytes()) for path in (here / "r.safetensors", *sorted((here / "head").iterdir()))]
+    assert "--force overwrites it" in refusal("relabel episodes --seed 1 --out r.safetensors")
+    assert "is not empty; choose another --out" in refusal(f"train episodes --seed 1 --out head {FAST}")
+    assert all(path.read_bytes() == content for path, content in before)
+    call("relabel episodes --seed 1 --out r.safetensors --force")
+    assert before[0][0].read_bytes() != before[0][1]
+
+
 @pytest.mark.parametrize("command", ["relabel", "train", "eval"])
 def test_help_has_examples(command: str) -> None:
     assert f"testbed head {command}" in call(f"{command} --help").stdout

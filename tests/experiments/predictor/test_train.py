@@ -56,6 +56,13 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_predictors_of_two_trainings_are_not_mixed(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "forest").mkdir()
+    with pytest.raises(BadInput, match="is not empty; choose another --out"):
+        train(TrainConfig(models=("mlp",), trials=1), data, tmp_path, lambda *_: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["forest"]
+
+
 LABELLED = st.lists(st.tuples(st.booleans(), st.integers(0, 12)), min_size=2, max_size=40).filter(
     lambda rows: len({accepted for accepted, _ in rows}) == 2
 )
