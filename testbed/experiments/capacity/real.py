@@ -32,7 +32,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.prepare import predictor_directory
-from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy, stop_all
 from testbed.intervals import independent_seed
 from testbed.options import replaced
 from testbed.ue.windows.base import MAX_WINDOW, WindowRule
@@ -285,9 +285,7 @@ def _reports(orders: Sequence[UeOrder], directory: Path) -> list[Report]:
             wait(alive, WATCH_S)
             check_serving()
     finally:
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
+        stop_all(processes)
     if dead := [path for path in paths if not path.exists()]:
         raise EngineError(f"{len(dead)} of {len(paths)} UE processes ended without a report")
     return [msgspec.json.decode(path.read_bytes(), type=Report) for path in paths]

@@ -25,7 +25,7 @@ from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import CellRun, direction_slots
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
-from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in, stop_all
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_REAL_UES = 64
@@ -135,15 +135,30 @@ def _run_processes(
         for until_s in (start_s + config.warmup_s, start_s + config.seconds, end_s):
             _wait(radio, processes[1:], until_s)
             if until_s < end_s:
-                counters.append(counted_in(directory / METRICS))
+                counters.append(_counted(directory / METRICS))
         found: RadioReport = _received(ours, max(0.0, end_s - time.monotonic()))
     finally:
-        for process in processes:
-            process.terminate()
+        stop_all(processes)
     if missing := [number for number, path in paths.items() if not path.exists()]:
         raise EngineError(f"{len(missing)} of {len(paths)} UE processes ended without a report")
     reports = {n: msgspec.json.decode(path.read_bytes(), type=UeReport) for n, path in paths.items()}
     return found, reports, counters
+
+
+def _counted(metrics: Path) -> Counters:
+    """The BS's counters, after a check that it still writes some.
+
+    Raises:
+        TestbedError: it has ended, or writes none for `STOPPING_S`.
+    """
+    found, size = counted_in(metrics), metrics.stat().st_size
+    until_s = time.monotonic() + STOPPING_S
+    while metrics.stat().st_size == size:
+        check_serving()
+        if time.monotonic() > until_s:
+            raise EngineError(f"the base station has written no counters for {STOPPING_S:g} s")
+        time.sleep(METRICS_S)
+    return found
 
 
 def _received(line: Connection, timeout_s: float) -> Any:

@@ -18,6 +18,7 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import EngineError
+from testbed.experiments.runs.processes import stop_all
 
 HOST = "127.0.0.1"
 READY_S, STOP_S = 120.0, 5.0
@@ -57,7 +58,7 @@ def shared_radio(radio: RadioConfig, ues: int, target: str) -> Iterator[SharedRa
     finally:
         ours.close()  # which ends it
         process.join(STOP_S)
-        process.terminate()
+        stop_all([process])
 
 
 def _members(ues: int) -> list[RadioUe]:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,15 @@ def base_station(
 
 
 def counted_in(metrics: Path) -> dict[str, Any]:
-    """The last counters of a BS."""
-    *_, last = metrics.read_text(encoding="utf-8").splitlines()
-    found: dict[str, Any] = json.loads(last)
+    """The last counters of a BS.
+
+    Raises:
+        TestbedError: it has written none.
+    """
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    if not lines:
+        raise TestbedError("the base station has written no counters")
+    found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
@@ -235,6 +242,21 @@ def stop(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_S)
+
+
+def stop_all(processes: Sequence[BaseProcess]) -> None:
+    """Ask processes of `multiprocessing` to end, and kill those that have not within `STOP_S`: one that is stopped by
+    SIGSTOP takes no other signal, and Python would wait for it at its exit.
+    """
+    running = [process for process in processes if process.is_alive()]
+    for process in running:
+        process.terminate()
+    until_s = time.monotonic() + STOP_S
+    for process in running:
+        process.join(max(0.0, until_s - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join(STOP_S)
 
 
 async def stop_group(process: asyncio.subprocess.Process) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +24,7 @@ from testbed.experiments.cell.real_processes import run_radio
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.inputs.state import ASSUMED_MBPS
+from testbed.experiments.runs import processes as children
 
 CELL = CellConfig(
     seconds=6.0,
@@ -84,6 +90,42 @@ def test_a_process_that_dies_ends_the_run_at_once(dead: str) -> None:
     finally:
         for process in processes:
             process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "says"),
+    [("UE 1", "of 2 UE processes ended without a report"), ("the radio", "the process of the radio said nothing"),
+     ("the base station", "the base station has written no counters")],
+)  # fmt: skip
+def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two were waited for at Python's exit, for ever; the last left results."""
+    receive, wait_for = real._received, real._wait
+    waits: list[float] = []
+
+    def received(line: Connection, timeout_s: float) -> Any:
+        found = receive(line, timeout_s)
+        monkeypatch.setattr(real, "STOPPING_S", 2.0)  # not before: a process may take long to start
+        return found
+
+    def wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float) -> None:
+        waits.append(until_s)
+        if len(waits) == 2:  # after the warm-up
+            pids = {one.name: one.pid for one in (radio, *ues)} | {"the base station": children._serving_now[0][1].pid}
+            os.kill(pids[stopped] or 0, signal.SIGSTOP)
+        wait_for(radio, ues, until_s)
+
+    monkeypatch.setattr(real, "_received", received)
+    monkeypatch.setattr(real, "_wait", wait)
+    monkeypatch.setattr(real, "LEAD_S", 0.5)
+    monkeypatch.setattr(children, "STOP_S", 1.0)
+    cell = CellConfig(seconds=2.0, warmup_s=0.5, ues=(UeGroup(name="a", count=2, response=(5, 15)),))
+    try:
+        with pytest.raises(EngineError, match=says):
+            run_cell_really(cell)
+        assert not multiprocessing.active_children()
+    finally:
+        for process in multiprocessing.active_children():
+            process.kill()
 
 
 def test_a_radio_whose_parent_has_ended_ends_quietly() -> None:

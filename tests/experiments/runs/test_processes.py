@@ -56,6 +56,12 @@ def test_it_waits_for_the_ready_line_and_ends_the_process_afterwards(script: Scr
     assert not alive(pid)
 
 
+def test_a_station_without_counters_yet(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(TestbedError, match="has written no counters"):
+        processes.counted_in(tmp_path / "metrics.jsonl")
+
+
 def test_other_words_on_stdout_before_the_ready_line_do_not_hide_it(script: Script) -> None:
     script("sys.stdout.write('loading\\n\\n')\n" + READY + "time.sleep(600)")
     with processes.base_station(ServeConfig(), ready_s=20) as ready:
