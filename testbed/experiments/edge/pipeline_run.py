@@ -21,7 +21,7 @@ from testbed.experiments.edge.pipeline_nodes import NodeProcess, Orders, started
 from testbed.experiments.edge.pipeline_report import model_scores, run_row, step_rows
 from testbed.experiments.edge.pipeline_upload import Uploaded, upload
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.inputs.formats import prompt_ids
+from testbed.experiments.inputs.formats import prompt_ids, worked_examples
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.csv_file import write_csv
@@ -108,8 +108,8 @@ def make_cell(config: PipelineConfig, target: Target, cost: Cost) -> PipelineLoa
     examples = load_dataset(config.dataset, config.tasks + config.shots)
     if len(examples) < config.tasks + config.shots:
         raise BadInput(f"{config.dataset} has {len(examples)} prompts, but {config.tasks + config.shots} are needed")
-    worked = [(e.question, e.answer or "") for e in examples[config.tasks :]]
-    prompters = [Prompter(target.path, shots=worked[:n]) for n in range(config.shots + 1)]
+    shown = worked_examples(examples[config.tasks :])
+    prompters = [Prompter(target.path, shots=shown[:n]) for n in range(config.shots + 1)]
     shots = rng.integers(0, config.shots + 1, config.tasks).tolist()
     prompts = {k: prompt_ids(prompters[n], examples[k]) for k, n in enumerate(shots)}
     metres = RADIUS_M * np.sqrt(rng.uniform(size=config.tasks))

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def prompt_ids(prompter: Prompter, example: Example, answers: Mapping[int, str] | None = None) -> list[int]:
-    """Ids of an example with its context.
+    """Ids of an example with its context: system messages, worked examples, the messages before it, and its question.
 
     Args:
         answers: the model's own answers by turn, where the data set has none; missing ones are empty.
@@ -91,7 +92,22 @@ def prompt_ids(prompter: Prompter, example: Example, answers: Mapping[int, str] 
     shots = [
         Turn(role, text) for shot in prompter.shots for role, text in zip(("user", "assistant"), shot, strict=True)
     ]
-    return prompter.conversation([*shots, *messages, Turn("user", example.question)])
+    system = list(itertools.takewhile(lambda message: message.role == "system", messages))
+    return prompter.conversation([*system, *shots, *messages[len(system) :], Turn("user", example.question)])
+
+
+def worked_examples(examples: Sequence[Example]) -> list[tuple[str, str]]:
+    """Questions and answers of examples that precede every prompt.
+
+    Raises:
+        BadInput: one has messages before its question.
+    """
+    for example in examples:
+        if example.before:
+            raise BadInput(
+                f"{example.question[:40]!r} cannot be a worked example (--shots): its data set has messages before it"
+            )
+    return [(example.question, example.answer or "") for example in examples]
 
 
 def row_of(example: Example) -> dict[str, Any]:

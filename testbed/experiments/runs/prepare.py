@@ -14,7 +14,7 @@ from testbed.channel.link import check_address
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
-from testbed.experiments.inputs.formats import Example, prompt_ids
+from testbed.experiments.inputs.formats import Example, prompt_ids, worked_examples
 from testbed.experiments.inputs.marks import marker
 from testbed.experiments.inputs.padding import check_pad
 from testbed.experiments.inputs.state import check_csi
@@ -88,7 +88,7 @@ def prepare(config: RunConfig, given: Sequence[int | str] | None = None, turns: 
         wanted = None if config.limit is None else config.limit + config.warmup + config.shots
         examples = load_dataset(config.dataset, wanted, turns)
         limit = min(config.limit or len(examples), max(1, len(examples) - config.shots))
-    shots = [(e.question, e.answer or "") for e in examples[len(examples) - config.shots :]] if config.shots else []
+    shots = worked_examples(examples[len(examples) - config.shots :]) if config.shots else []
     prompter = Prompter(directory, config.prompt_format, shots)
     prompts = [Prompt(prompt_ids(prompter, e), e) for e in examples]
     rest = [p for p in prompts[limit : len(prompts) - config.shots] if not p.example.unanswered] or prompts[:1]

@@ -112,6 +112,20 @@ def test_worked_examples_come_before_every_turn() -> None:
     assert longer == {len(before) - len(work.prompter.conversation([Turn("user", "?")]))}
 
 
+def test_system_messages_come_before_worked_examples() -> None:
+    work = prepare(config_of("openai.jsonl", ("greedy",), shots=1, limit=1, warmup=1))
+    assert work.prompter is not None
+    (question, answer), first = work.prompter.shots[0], work.prompts[0]
+    turns = [*first.example.before, Turn("user", question), Turn("assistant", answer)]
+    assert turns[0] == Turn("system", "Be brief.")
+    assert first.ids == work.prompter.conversation([*turns, Turn("user", first.example.question)])
+
+
+def test_worked_examples_with_messages_before_them_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"'And a target\?' cannot be a worked example \(--shots\)"):
+        prepare(config_of("openai.jsonl", ("greedy",), shots=1, limit=1, warmup=0), turns=True)
+
+
 def test_a_conversation_that_outgrows_the_target_is_refused_at_the_start() -> None:
     work = prepare(config_of("mt_bench.jsonl", ("greedy",)), turns=True)
     longest = max(len(p.ids) + 12 * len(p.example.unanswered) for p in work.prompts)
