@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from testbed.protocols.codec import AnyArray
 from testbed.protocols.quantise import FULL_BITS, dequantise, quantise
 from testbed.protocols.sampling import Counts, Draws, Kept, Probs
 
+R = TypeVar("R")
+Steps: TypeAlias = Generator[None, None, R]
+"""A computation in steps, which can be interrupted after each."""
 HEADER_UP_BYTES = 176
 """Largest header of an uplink message of a round: the overhead b_ul of the cost model (WISV eq. 5) on our wire."""
 HEADER_DOWN_BYTES = 112
@@ -127,6 +130,16 @@ class RoundProtocol:
         """See `keep`; the tokens are accepted jointly (`rejection_sampling.accept_block`)."""
         raise ProtocolError(f"protocol {self.kind} has no block verification")
 
+    def keep_steps(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Steps[Kept]:
+        """The result of `keep` in steps that read one new position each, or in a single step."""
+        return self.keep(window, target, draws)
+        yield
+
+    def keep_block_steps(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Steps[Kept]:
+        """The result of `keep_block` in steps: see `keep_steps`."""
+        return self.keep_block(window, target, draws)
+        yield
+
     # ------------------------------------------------------------ payload
 
     def payload(self, window: int, queried: int, sizes: Sizes) -> Payload:
@@ -152,6 +165,16 @@ class RoundProtocol:
         if min(*sizes, *overheads) < 0 or sizes.id_bits < 1:
             raise BadInput("sizes and overheads in bits must not be negative, and ids have 1 bit or more")
         return link_time(self.payload(window, queried, sizes), csi, overheads)
+
+
+def whole(steps: Steps[R]) -> R:
+    """The result of a computation in steps, all taken at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        result: R = done.value
+    return result
 
 
 def expect_names(arrays: dict[str, AnyArray], *names: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from testbed.channel.cost import Payload, Sizes, full_distributions, split_distributions
 from testbed.errors import BadInput, ProtocolError
-from testbed.protocols.base import Drafted, RoundProtocol, Window, expect_names, read_ids
+from testbed.protocols.base import Drafted, RoundProtocol, Steps, Window, expect_names, read_ids, whole
 from testbed.protocols.codec import MAX_ARRAY_BYTES, AnyArray
 from testbed.protocols.quantise import FULL_BITS
 from testbed.protocols.sampling import (
@@ -73,18 +73,26 @@ class RejectionSampling(RoundProtocol):
 
     def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
         """See `RoundProtocol.keep`; a rejected token is replaced from the residual here."""
-        stays = first_rejected(window, probabilities(_of_tokens(window)), target, draws)
+        return whole(self.keep_steps(window, target, draws))
+
+    def keep_steps(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Steps[Kept]:
+        """See `RoundProtocol.keep_steps`."""
+        stays = yield from first_rejected(window, probabilities(_of_tokens(window)), target, draws)
         p = target(stays)
         left = residual(p, _row(window, stays, len(p))) if stays < len(window.ids) else p
         return Kept(stays, draw(left, draws.replace(stays)))
 
     def keep_block(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
         """See `RoundProtocol.keep_block`; the token after the accepted ones is drawn here, as in `keep`."""
+        return whole(self.keep_block_steps(window, target, draws))
+
+    def keep_block_steps(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Steps[Kept]:
+        """See `RoundProtocol.keep_block_steps`."""
 
         def drawn_from(position: int) -> Probs:
             return _row(window, position, len(target(position)))
 
-        stays, weights = accept_block(window.ids.tolist(), drawn_from, target, draws.accept)
+        stays, weights = yield from accept_block(window.ids.tolist(), drawn_from, target, draws.accept)
         return Kept(stays, draw(weights, draws.replace(stays)))
 
     # ------------------------------------------------------------ payload
@@ -142,9 +150,13 @@ class SplitSampling(RoundProtocol):
 
     def keep(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Kept:
         """See `RoundProtocol.keep`; what comes down after a rejection is also what the window is judged by."""
+        return whole(self.keep_steps(window, target, draws))
+
+    def keep_steps(self, window: Window, target: Callable[[int], Probs], draws: Draws) -> Steps[Kept]:
+        """See `RoundProtocol.keep_steps`."""
         assert window.q is not None
         packed = _Packed(target)
-        stays = first_rejected(window, probabilities(window.q), packed.probs, draws)
+        stays = yield from first_rejected(window, probabilities(window.q), packed.probs, draws)
         if stays < len(window.ids):
             return Kept(stays, None, pack_target(target(stays)))
         return Kept(stays, draw(packed.probs(stays), draws.replace(stays)))
@@ -180,12 +192,12 @@ def _row(window: Window, position: int, size: int) -> Probs:
 
 def accept_block(
     window: Sequence[int], q: Callable[[int], Probs], target: Callable[[int], Probs], accepted: Callable[[int], float]
-) -> tuple[int, Probs]:
+) -> Steps[tuple[int, Probs]]:
     """Block verification (Sun et al., arXiv 2403.10444, Algorithm 2): the tokens of a window are accepted jointly.
 
     With s_0 = 1 and s_i = min(1, s_(i−1)·p(x_i)/q(x_i)), at least i tokens are accepted with probability s_i, given the
     first i. The output is distributed as the target's, and no rule that knows the same distributions accepts more
-    tokens on average.
+    tokens on average. Each position is a step (`RoundProtocol.keep_steps`).
 
     Args:
         window: drafted tokens [K].
@@ -205,6 +217,7 @@ def accept_block(
             chance = left / (left + 1 - share) if left > 0 else 0.0
         if accepted(position) < chance:
             stays, kept = position + 1, share
+        yield
     p = target(stays)
     return stays, p if stays == len(window) else residual(kept * p, q(stays))
 
@@ -220,11 +233,16 @@ class _Packed:
         return read_target(pack_target(p), len(p))
 
 
-def first_rejected(window: Window, q: Sequence[float] | Probs, target: Callable[[int], Probs], draws: Draws) -> int:
-    """The first position whose token does not stay, K if all do; `q` [K] is what each was drawn with."""
+def first_rejected(
+    window: Window, q: Sequence[float] | Probs, target: Callable[[int], Probs], draws: Draws
+) -> Steps[int]:
+    """The first position whose token does not stay, K if all do, in steps (`RoundProtocol.keep_steps`); `q` [K] is what
+    each was drawn with.
+    """
     for position, token in enumerate(window.ids.tolist()):
         if not accept(float(target(position)[token]), float(q[position]), draws.accept(position)):
             return position
+        yield
     return len(window.ids)
 
 

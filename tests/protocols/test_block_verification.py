@@ -21,7 +21,7 @@ from testbed.config import DemoConfig, RunConfig
 from testbed.errors import BadInput, ProtocolError
 from testbed.experiments.runs.demo import check_demo
 from testbed.protocols import PROTOCOLS, protocol
-from testbed.protocols.base import Window
+from testbed.protocols.base import Steps, Window, whole
 from testbed.protocols.messages import Open
 from testbed.protocols.methods import run_method
 from testbed.protocols.rejection_sampling import accept_block
@@ -75,7 +75,7 @@ def outcomes(ids: Ids, q: Model, p: Model) -> Iterator[Outcome]:
     """All outcomes of block verification of one window."""
 
     def verified(accepted: Callable[[int], float]) -> tuple[int, NDArray[np.float64]]:
-        return accept_block(ids, lambda i: q(ids[:i]), lambda i: p(ids[:i]), accepted)
+        return whole(accept_block(ids, lambda i: q(ids[:i]), lambda i: p(ids[:i]), accepted))
 
     told = [Told() for _ in ids]
     verified(lambda position: told[position])
@@ -164,8 +164,8 @@ def test_twenty_thousand_continuations() -> None:
 def test_a_correction_from_elsewhere_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A correction that is not drawn from the residual must fail the test above."""
 
-    def careless(*given: object) -> tuple[int, NDArray[np.float64]]:
-        stays, weights = accept_block(*given)  # type: ignore[arg-type]
+    def careless(*given: object) -> Steps[tuple[int, NDArray[np.float64]]]:
+        stays, weights = yield from accept_block(*given)  # type: ignore[arg-type]
         return stays, np.ones_like(weights)
 
     monkeypatch.setattr("testbed.protocols.rejection_sampling.accept_block", careless)

@@ -1,9 +1,10 @@
 """Rounds that take long to decide: decided beside the event loop, a few at a time.
 
-A sampled round of K tokens reads up to K + 1 distributions over the vocabulary, coupled sampling all of them, and a
-decision head reads the hidden states of both models at every mismatch: seconds of work for the largest windows and
-models, in which the base station would receive nothing and begin no pass. Passes never wait for it: what may wait is
-bounded where windows are taken, in all and for each UE (`Round.target_bytes`, `Room.crowded`).
+A sampled round of K tokens reads up to K + 1 distributions over the vocabulary, coupled sampling and block verification
+all of them, and a decision head reads the hidden states of both models at every mismatch: seconds of work for the
+largest windows and models, in which the base station would receive nothing and begin no pass. Passes never wait for it:
+what may wait is bounded where windows are taken, in all and for each UE (`Round.target_bytes`, `Room.crowded`). UEs
+take turns within sampled rounds, too (`Choices`, `Drawing`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from testbed.bs.closing import SessionCloser
+from testbed.bs.engines.coupled import Choices
 from testbed.bs.engines.runner import MOST_VALUES, EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
 from testbed.bs.judging.acceptance import Acceptance, Judged
+from testbed.bs.judging.distributions import Drawing
 from testbed.bs.pending import Round
 from testbed.bs.room import Load
 from testbed.bs.sessions import Session
@@ -34,6 +37,13 @@ class SetAside(NamedTuple):
     session: Session
     round_: Round
     since_s: float
+    drawing: Drawing | None = None
+    """Its decision, where its tokens are drawn."""
+
+    @property
+    def parts(self) -> Choices | Drawing | None:
+        """What takes several turns; None: it is decided in one."""
+        return self.drawing if self.round_.choices is None else self.round_.choices
 
 
 class LongRounds:
@@ -83,7 +93,8 @@ class LongRounds:
         """Set rounds aside; those whose sessions were closed meanwhile are dropped."""
         now_s = self._clock.time()
         for session, round_ in rounds:
-            self._of(session).append(SetAside(session, round_, now_s))
+            drawing = Drawing(session, round_, self._offer.vocab_size) if session.drawn else None
+            self._of(session).append(SetAside(session, round_, now_s, drawing))
         kept = {ue: deque(one for one in waiting if self._waits(*one[:2])) for ue, waiting in self._aside.items()}
         self._aside = {ue: waiting for ue, waiting in kept.items() if waiting}
         if self._aside:
@@ -105,32 +116,36 @@ class LongRounds:
             taken = {one.session.name: one for one in self._next() if self._waits(*one[:2])}
             if not taken:
                 continue
-            work = functools.partial(apart, [one[:2] for one in taken.values()], self._work)
+            work = functools.partial(apart, list(taken.values()), self._work)
             judged, failed = await self._runner.beside(work)
             await self._runner.judged(self._acceptance.by_hidden(judged))
             judged = [one for one in judged if self._waits(*one[:2])]
             for session, round_, _ in judged:
                 round_.judge_s += self._clock.time() - taken[session.name].since_s
-            await self._closer.fail_all((lost, exc) for (lost, round_), exc in failed if self._waits(lost, round_))
+            await self._closer.fail_all((one.session, exc) for one, exc in failed if self._waits(*one[:2]))
             await answer(judged)
             for one in taken.values():
-                if one.round_.choices is not None and self._waits(*one[:2]):
+                if one.parts is not None and self._waits(*one[:2]):
                     await self._chosen(one, go_on)
 
-    def _work(self, rounds: Ready) -> list[Judged]:
-        """Choose the next tokens of rounds whose tokens are not chosen yet, and decide the others."""
-        for _, round_ in rounds:
-            if round_.choices is not None:
-                round_.choices.choose(MOST_VALUES)
-        return self._acceptance.decide([one for one in rounds if one[1].choices is None])
+    def _work(self, rounds: Sequence[SetAside]) -> list[Judged]:
+        """Choose or draw the next tokens of rounds that take several turns, and decide the others."""
+        for one in rounds:
+            if one.parts is not None:
+                one.parts.choose(MOST_VALUES)
+        judged = self._acceptance.decide([one[:2] for one in rounds if one.parts is None])
+        for session, round_, _, drawing in rounds:
+            if drawing is not None and drawing.kept is not None:
+                judged.append((session, round_, drawing.kept))
+        return judged
 
     async def _chosen(self, one: SetAside, go_on: Callable[[Session, Round], Awaitable[None]]) -> None:
         """Go on with a round some of whose tokens were chosen: it waits for its UE's next turn, or all are chosen."""
-        session, round_, since_s = one
-        assert round_.choices is not None
-        if round_.choices.left:
+        session, round_, since_s, _ = one
+        if one.parts is not None and one.parts.left:
             self._of(session).appendleft(one)
             return
+        assert round_.choices is not None
         round_.result, round_.choices = round_.choices.result, None
         round_.judge_s += self._clock.time() - since_s
         await go_on(session, round_)
@@ -148,7 +163,7 @@ class LongRounds:
         while self._aside:
             ue = min(self._aside, key=self._turn)
             waiting = self._aside[ue]
-            total += (values := self._values(*waiting[0][:2]))
+            total += (values := self._part(waiting[0]))
             if found and total > MOST_VALUES:
                 break
             found.append(waiting.popleft())
@@ -164,12 +179,12 @@ class LongRounds:
         """The lower, the earlier it is the turn of a UE; of equal ones, the first in `_aside`."""
         return max(self._level, self._served.get(ue, 0))
 
+    def _part(self, one: SetAside) -> int:
+        """Number of values that are read in the next turn of a round."""
+        return self._values(*one[:2]) if one.parts is None else one.parts.part(MOST_VALUES)
+
     def _values(self, session: Session, round_: Round) -> int:
-        """Number of values that decide about a round: probabilities, or elements of the hidden states of mismatches;
-        where its tokens are yet to be chosen, those read for the next few.
-        """
-        if round_.choices is not None:
-            return round_.choices.part(MOST_VALUES)
+        """Number of values that decide about a round: probabilities, or elements of the hidden states of mismatches."""
         if session.drawn:
             return (len(round_.window.ids) + 1) * self._offer.vocab_size
         if not self._acceptance.needs_hidden(session):

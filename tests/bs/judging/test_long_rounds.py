@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from testbed.assets.fingerprints import SYNTHETIC
 from testbed.bs.engines import coupled, runner
-from testbed.bs.judging import acceptance, long_rounds
+from testbed.bs.judging import distributions, long_rounds
 from testbed.bs.judging.base import Candidates, Judge
+from testbed.bs.judging.distributions import Drawing
 from testbed.bs.judging.head import BudgetJudge, HeadJudge
-from testbed.bs.judging.long_rounds import SetAside
+from testbed.bs.judging.long_rounds import LongRounds, SetAside
 from testbed.bs.pending import Round
 from testbed.bs.server import BaseStation
-from testbed.bs.sessions import Session
 from testbed.decision_head.head import DecisionHead
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols import protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Busy, Close, Draft, Hidden, NeedHidden, Open, Opened, Verdict
-from testbed.protocols.sampling import Coupling, Kept, Sampling
+from testbed.protocols.sampling import Coupling, Probs, Sampling
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -40,8 +40,10 @@ from tests.support.stations import VOCAB, client, station
 PROMPT = [1, 2, 3]
 
 
-async def decode(ue: Client, kind: str, tokens: int = 24, threshold: float = 0.0, coupled: bool = False) -> list[int]:
-    drafter, sampling = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6), Sampling(1.0, 0, 0.9, coupled)
+async def decode(
+    ue: Client, kind: str, tokens: int = 24, threshold: float = 0.0, coupled: bool = False, block: bool = False
+) -> list[int]:
+    drafter, sampling = SyntheticDrafter(vocab_size=VOCAB, alpha=0.6), Sampling(1.0, 0, 0.9, coupled, block)
     session = DecodingSession(ue, drafter, protocol(kind), FixedWindow(4), threshold, sampling=sampling, seed=7)
     return (await session.decode(PROMPT, tokens, ())).token_ids
 
@@ -84,14 +86,16 @@ async def test_streams_that_are_set_aside_count_as_no_windows() -> None:
         bs._long._aside.clear()
 
 
-@pytest.mark.parametrize("kind", ["rejection", "split"])
-async def test_rounds_that_are_set_aside_have_the_same_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "block"), [("rejection", False), ("rejection", True), ("split", False)])
+async def test_rounds_that_are_set_aside_have_the_same_tokens(
+    kind: str, block: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
-    for most in (long_rounds.MOST_VALUES, 0):
+    for most in (long_rounds.MOST_VALUES, 2 * VOCAB, 0):
         monkeypatch.setattr(long_rounds, "MOST_VALUES", most)
         async with station() as (_, address), client(address) as ue:
-            found.append(await decode(ue, kind))
-    assert found[0] == found[1] and len(found[0]) == 24
+            found.append(await decode(ue, kind, block=block))
+    assert found[0] == found[1] == found[2] and len(found[0]) == 24
 
 
 @pytest.mark.parametrize("kind", ["fh", "sh"])
@@ -219,15 +223,15 @@ async def test_what_waits_for_hidden_states_leaves_with_its_session() -> None:
 
 
 async def test_others_are_served_while_a_round_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go, whole = threading.Event(), threading.Event(), acceptance.drawn
+    begun, go, whole = threading.Event(), threading.Event(), Drawing.choose
 
-    def held(*arguments: Any) -> Kept:
+    def held(*arguments: Any) -> None:
         begun.set()
         assert go.wait(30)
-        return whole(*arguments)
+        whole(*arguments)
 
     monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
-    monkeypatch.setattr(acceptance, "drawn", held)
+    monkeypatch.setattr(Drawing, "choose", held)
     async with station() as (_, address), client(address) as one, client(address) as other:
         slow = asyncio.create_task(decode(one, "rejection"))
         try:
@@ -241,15 +245,20 @@ async def test_others_are_served_while_a_round_is_decided(monkeypatch: pytest.Mo
 
 async def test_ues_take_turns_and_no_pass_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A UE with many sampled rounds delays another one's by the one that is being decided; what waits is load."""
-    go, decided, whole = threading.Event(), list[bytes](), acceptance.drawn
+    go, turns, whole, following = threading.Event(), list[bytes](), Drawing.choose, LongRounds._next
 
-    def held(session: Session, *arguments: Any) -> Kept:
+    def held(*arguments: Any) -> None:
         assert go.wait(30)
-        decided.append(session.key[0])
-        return whole(session, *arguments)
+        whole(*arguments)
+
+    def taken(self: LongRounds) -> list[SetAside]:
+        found = following(self)
+        turns.extend(one.session.key[0] for one in found)
+        return found
 
     monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
-    monkeypatch.setattr(acceptance, "drawn", held)
+    monkeypatch.setattr(Drawing, "choose", held)
+    monkeypatch.setattr(LongRounds, "_next", taken)
     async with station() as (bs, address), client(address) as many, client(address) as one, client(address) as other:
         slow = [asyncio.create_task(decode(many, "split")) for _ in range(6)]
         try:
@@ -264,7 +273,7 @@ async def test_ues_take_turns_and_no_pass_waits(monkeypatch: pytest.MonkeyPatch)
         finally:
             go.set()
         assert [len(tokens) for tokens in await asyncio.gather(*slow)] == [24] * 7
-        assert decided[0] == decided[2] != decided[1] and bs.load == (0, 0)
+        assert turns[0] == turns[2] != turns[1] and bs.load == (0, 0)
 
 
 async def test_a_ue_with_long_rounds_has_its_turn_less_often() -> None:
@@ -308,13 +317,13 @@ async def test_rounds_of_closed_sessions_are_dropped(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_round_that_fails_closes_its_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> Kept:
+    def fails(*_: Any) -> Probs:
         raise RuntimeError("no distribution")
 
     monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
     async with station() as (bs, address), client(address) as one, client(address) as other:
         with monkeypatch.context() as patch:
-            patch.setattr(acceptance, "drawn", fails)
+            patch.setattr(distributions, "warp", fails)
             with pytest.raises(ProtocolError, match="internal error: no distribution"):
                 await decode(one, "rejection")
         assert bs.metrics()["failed_sessions"] == 1
