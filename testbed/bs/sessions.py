@@ -104,9 +104,11 @@ class Session:
     @property
     def waiting_bytes(self) -> int | None:
         """Size of its window, and of what decides about it, if that waits; None: none does, or the target decodes
-        alone, whose rounds are bounded by the number of sessions.
+        alone without a window that joined: these rounds are bounded by the number of sessions.
         """
-        return None if self.idle or self.alone or self.current is None else self.current.size_bytes
+        if self.idle or self.current is None or (self.alone and not len(self.current.window.ids)):
+            return None
+        return self.current.size_bytes
 
     @property
     def waiting(self) -> list[int]:

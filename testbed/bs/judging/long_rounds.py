@@ -86,7 +86,8 @@ class LongRounds:
     @property
     def load(self) -> Load:
         """Windows that are set aside."""
-        waiting = [one.round_ for rounds in self._aside.values() for one in rounds if not one.session.alone]
+        found = (one[:2] for rounds in self._aside.values() for one in rounds)
+        waiting = [round_ for session, round_ in found if len(round_.window.ids) or not session.alone]
         return Load(len(waiting), sum(round_.size_bytes for round_ in waiting))
 
     def set_aside(self, rounds: Ready) -> None:

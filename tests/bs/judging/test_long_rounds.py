@@ -23,6 +23,7 @@ from testbed.bs.judging.head import BudgetJudge, HeadJudge
 from testbed.bs.judging.long_rounds import LongRounds, SetAside
 from testbed.bs.pending import Round
 from testbed.bs.server import BaseStation
+from testbed.bs.sessions import SessionTable
 from testbed.decision_head.head import DecisionHead
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols import protocol
@@ -74,15 +75,17 @@ class Held(HeadJudge):
 
 
 async def test_streams_that_are_set_aside_count_as_no_windows() -> None:
-    """Rounds that the target decodes alone refused the drafts of others."""
+    """Rounds that the target decodes alone refused the drafts of others. Windows that join them count."""
     async with station() as (bs, _):
-        for number in range(2):
-            prompt, none = np.array(PROMPT, np.int32), np.zeros(0, np.int32)
+        for number, drafted in enumerate((0, 0, 3)):
+            prompt, ids = np.array(PROMPT, np.int32), np.zeros(drafted, np.int32)
             session = bs._intake.sessions.open((b"ue", number), prompt, protocol("split"), 0.0, 1, 300)
-            session.alone = number == 0
+            round_ = Round(0, Window(ids, None), None, 0.0, target_bytes=5 * drafted)
+            session.alone, session.current = number != 1, round_
             waiting = bs._long._aside.setdefault(b"ue", deque())
-            waiting.append(SetAside(session, Round(0, Window(none, None), None, 0.0), 0.0))
-        assert bs._long.load == (1, 0)
+            waiting.append(SetAside(session, round_, 0.0))
+        assert bs._long.load == (2, 12 + 15)
+        assert [session.waiting for session in bs._intake.sessions] == [[], [0], [27]]
         bs._long._aside.clear()
 
 
@@ -411,6 +414,56 @@ async def test_ues_take_turns_token_by_token(chooses: Chooses) -> None:
         assert isinstance((await one.receive(numbers[0], 15)).message, Opened)
         assert isinstance((await one.receive(numbers[0], 15)).message, Verdict)
         assert [position for seed, position in chooses.rows if seed == 1] == list(range(3, 204))
+
+
+async def test_windows_that_joined_streams_count_until_they_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their part of the room was free once their rounds began: the distributions of all that one UE sent were kept."""
+    go, whole, size_bytes = threading.Event(), coupled._choice, 4 * 8 + 4 * 9 * VOCAB
+    table = SessionTable(windows_bytes=4 * size_bytes)
+
+    def held(coupling: Coupling, logits: Any, position: int, margin: float, faced: int | None) -> Any:
+        assert faced is None or go.wait(30)  # tokens of streams without a window are chosen in their passes
+        return whole(coupling, logits, position, margin, faced)
+
+    monkeypatch.setattr(runner, "MOST_VALUES", VOCAB)
+    monkeypatch.setattr(long_rounds, "MOST_VALUES", 0)
+    async with station(sessions=table) as (bs, address), client(address) as ue:
+        own = await decode(ue, "coupled", coupled=True)
+        monkeypatch.setattr(coupled, "_choice", held)
+        try:
+            for number in (numbers := [ue.new_session() for _ in range(8)]):
+                how = {"temperature": 1.0, "top_p": 0.9, "coupled": True, "seed": 7, "alone": True, "stream": 256}
+                open_ = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=4, max_tokens=24, **how)
+                await ue.send(open_, {"ids": np.array(PROMPT, np.int32)})
+                await ue.send(Draft(session=number, round=1, base_len=4), {"ids": np.array(own[1:9], np.int32)})
+                await joined(bs, number)
+            rounds = [session.current for session in table if session.current is not None]
+            kept = [one.result.logprobs.nbytes for one in rounds if one.choices is not None]
+            assert 1 <= len(kept) <= 4 and sum(kept) <= table.room.windows_bytes
+            assert bs.load.size_bytes >= sum(kept) - size_bytes  # one is in the other thread
+        finally:
+            go.set()
+        for number in numbers:
+            found = list[int]()
+            while len(found) < 24:
+                if isinstance(verdict := (await ue.receive(number, 15)).message, Verdict):
+                    taken = own[len(found) : len(found) + verdict.accepted]
+                    found += [*taken, verdict.token]
+            assert found == own
+        assert bs.load == (0, 0)
+
+
+async def joined(bs: BaseStation, number: int) -> None:
+    """Wait until the window of a stream is verified, or the stream has ended without it."""
+
+    async def waiting() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            session = next((s for s in bs._intake.sessions if s.key[1] == number), None)
+            if session and (session.current is None or session.current.choices is not None) and session.got:
+                return
+
+    await asyncio.wait_for(waiting(), 15)
 
 
 async def test_a_coupled_round_of_a_closed_session_is_dropped_and_one_that_fails_closes_its_session(
