@@ -132,7 +132,7 @@ class Intake:
     def draft(
         self, peer: bytes, message: Draft, arrays: dict[str, AnyArray], waiting: Load = NOTHING
     ) -> Message | list[bytes | memoryview] | tuple[Session, Window, bool] | None:
-        """Check a window.
+        """Check a window; its arrays last, since distributions take long to unpack.
 
         Args:
             waiting: load of the engine's queue.
@@ -151,20 +151,19 @@ class Intake:
             return self.resync(key)
         if session.protocol is None:
             raise ProtocolError("a target-only session takes no drafts")
-        window = self._read(session.protocol, session, arrays)
         if session.stream:
-            return self._joining(session, message, window, waiting)
+            return self._joining(session, session.protocol, message, arrays, waiting)
         if message.round <= session.last_round:
-            return _again(session, message.round, window.ids.tobytes())
+            return _again(session, message.round, arrays)
         ahead, now = message.guess is not None, not session.alone and session.current is None
         if ahead and session.protocol.sampled:
             raise ProtocolError(f"protocol {session.protocol.kind} draws its tokens: no window can come ahead")
         now = now and session.continued_by(message.base_len, message.guess)
         if not now and not (ahead and session.awaits(message.round)):
             return None if ahead else Resync(session=message.session)
-        self._check_window(window, message.base_len)
         if (busy := self.crowded(key, message.round, waiting, not now)) is not None:
             return busy
+        window = self._read(session, session.protocol, arrays, message.base_len)
         if now:
             self._take(session, message, window)
         return session, window, not now
@@ -177,17 +176,16 @@ class Intake:
             self.sessions.hold(session)
 
     def _joining(
-        self, session: Session, message: Draft, window: Window, waiting: Load
+        self, session: Session, protocol: RoundProtocol, message: Draft, arrays: dict[str, AnyArray], waiting: Load
     ) -> tuple[Session, Window, bool] | None:
         """A window that may join a stream; None: there is no room for it, and the stream goes on without.
 
         Raises:
             ProtocolError: the window cannot be taken.
         """
-        self._check_window(window, message.base_len)
         if self.sessions.crowded(waiting, session.key[0], ahead=True) is not None:
             return None
-        return session, window, True
+        return session, self._read(session, protocol, arrays, message.base_len), True
 
     def crowded(self, key: Key, round_: int, waiting: Load, ahead: bool = False) -> Busy | None:
         """The refusal of a window, or of its hidden states, while too much waits; None: they can be taken."""
@@ -220,25 +218,24 @@ class Intake:
         if message.protocol == TARGET_ONLY and message.max_tokens < 1:
             raise ProtocolError("target-only needs max_tokens of at least 1")
 
-    def _read(self, protocol: RoundProtocol, session: Session, arrays: dict[str, AnyArray]) -> Window:
+    def _read(self, session: Session, protocol: RoundProtocol, arrays: dict[str, AnyArray], base_len: int) -> Window:
         """A window; one that is too long is refused first, since reading takes time in proportion to its size."""
         if "ids" in arrays and arrays["ids"].size > self.offer.max_window:
             raise ProtocolError(f"window of {arrays['ids'].size} tokens; at most {self.offer.max_window}")
         if protocol.sampled:
             arrays = unpack_q(arrays, session.sampling, self.offer.vocab_size, not protocol.replaces)
-        return protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
-
-    def _check_window(self, window: Window, base_len: int) -> None:
+        window = protocol.window(arrays, session.drafter_hidden, session.hidden_bits)
         self._check_ids(window.ids)
         if base_len + len(window.ids) + 1 > self.offer.max_positions:
             raise ProtocolError(f"the window passes the context of {self.offer.max_positions}")
+        return window
 
     def _check_ids(self, ids: AnyArray) -> None:
         if ((ids < 0) | (ids >= self.offer.vocab_size)).any():
             raise ProtocolError(f"token ids must lie in 0..{self.offer.vocab_size - 1}")
 
 
-def _again(session: Session, number: int, ids: bytes) -> list[bytes | memoryview] | None:
+def _again(session: Session, number: int, arrays: dict[str, AnyArray]) -> list[bytes | memoryview] | None:
     """The reply to a round that came before, if it is known.
 
     Raises:
@@ -248,7 +245,7 @@ def _again(session: Session, number: int, ids: bytes) -> list[bytes | memoryview
         return session.before[1] or None
     if number < session.last_round:
         return None
-    if ids != session.last_ids:
+    if "ids" not in arrays or arrays["ids"].tobytes() != session.last_ids:
         raise ProtocolError(f"round {number} came before with other tokens")
     return session.last_reply or None
 

@@ -185,9 +185,12 @@ def unpack_bits(packed: AnyArray, count: int, width: int) -> NDArray[np.int64] |
     if count * width % 8 and int(packed[-1]) & (1 << -(count * width) % 8) - 1:
         raise ProtocolError("padding must be 0")
     if 8 % width == 0:
-        shifts = np.arange(8 - width, -1, -width, dtype=np.uint8)
-        small: NDArray[np.uint8] = ((packed[:, None] >> shifts) & np.uint8(2**width - 1)).ravel()[:count]
-        return small
+        columns = 8 // width
+        small = np.empty(len(packed) * columns, np.uint8)
+        for i in range(columns):  # a broadcast over a byte's numbers has an inner loop of 2 to 8
+            np.right_shift(packed, np.uint8(8 - width * (i + 1)), out=small[i::columns])
+        small &= np.uint8(2**width - 1)
+        return small[:count]
     bits = np.unpackbits(packed, count=count * width).reshape(count, width)
     numbers: NDArray[np.int64] = (bits.astype(np.int64) << np.arange(width - 1, -1, -1)).sum(axis=1)
     return numbers

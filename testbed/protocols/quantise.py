@@ -184,7 +184,8 @@ def unpack_q(arrays: dict[str, AnyArray], sampling: Sampling, vocab_size: int, w
 
 
 def _counts(numbers: NDArray[np.integer], bits: int) -> Counts:
-    counts: Counts = numbers.astype(np.uint16) * np.uint16(unit(bits))
+    counts: Counts = numbers.astype(np.uint16)
+    counts *= np.uint16(unit(bits))
     return counts
 
 

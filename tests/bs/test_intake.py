@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed.bs.intake import Intake, Offer
+from testbed.bs.room import Load
 from testbed.bs.sessions import SessionTable
 from testbed.errors import ProtocolError
 from testbed.protocols import TARGET_ONLY
-from testbed.protocols.messages import Draft, Hidden, NeedHidden, Open, Opened, Verdict
+from testbed.protocols.messages import Busy, Draft, Hidden, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.quantise import pack_q, unpack_q
+from testbed.protocols.sampling import Sampling, quantise
 from tests.support.stations import client, station
 
 IDS = {"ids": np.array([1, 2, 3], np.int32)}
@@ -63,6 +67,28 @@ async def test_a_window_that_is_too_long_is_refused_before_its_states_are_read()
         arrays = {"ids": np.ones(257, np.int32), "hidden": np.zeros((1, 1), np.float16)}
         await ue.send(Draft(session=number, round=0, base_len=3), arrays)
         assert (await ue.receive(number, 5)).message.reason == "window of 257 tokens; at most 256"
+
+
+def test_distributions_are_unpacked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of windows, and windows for which there is no room, kept the base station from others for as long as good
+    ones do.
+    """
+    intake, unpacked = Intake(Offer("synthetic", "", 512, 64, (), 4096), SessionTable(windows_bytes=2**20)), list[int]()
+    how = {"temperature": 1.0, "q_bits": 4}
+    intake.open(b"ue", Open(session=1, protocol="rejection", threshold=0.0, hidden_size=4, **how), IDS)
+    monkeypatch.setattr("testbed.bs.intake.unpack_q", lambda *given: unpacked.append(1) or unpack_q(*given))
+    q = quantise(np.eye(512)[7], bits=4)[None]
+    arrays = pack_q({"ids": np.array([7], np.int32), "q": q}, Sampling(1.0, q_bits=4))
+    draft = Draft(session=1, round=0, base_len=3)
+    assert isinstance(intake.draft(b"ue", replace(draft, base_len=9), arrays), Resync)
+    assert isinstance(intake.draft(b"ue", draft, arrays, Load(1, 2**20)), Busy)
+    assert not unpacked
+    assert isinstance(intake.draft(b"ue", draft, arrays), tuple) and len(unpacked) == 1
+    assert intake.draft(b"ue", draft, arrays) is None
+    for other in ({}, {**arrays, "ids": np.array([8], np.int32)}):
+        with pytest.raises(ProtocolError, match="round 0 came before with other tokens"):
+            intake.draft(b"ue", draft, other)
+    assert len(unpacked) == 1
 
 
 async def test_the_largest_one_is_served_and_a_wrong_answer_ends_nothing() -> None:

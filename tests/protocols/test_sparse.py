@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -275,3 +276,18 @@ def test_a_base_station_refuses_what_it_cannot_unpack(kind: str, fields: dict[st
     message = Open(session=1, protocol=kind, threshold=0.0, hidden_size=64, **fields)  # type: ignore[arg-type]
     with pytest.raises((BadInput, ProtocolError), match=reason):
         intake.open(b"ue", message, {"ids": np.array([1], np.int32)})
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+def test_whole_distributions_are_unpacked_without_copies(bits: int) -> None:
+    """A broadcast over the numbers of a byte, with its copies, stopped the event loop at large vocabularies."""
+    packed = np.full(2**16, 0xA5, np.uint8)
+    tracemalloc.start()
+    try:
+        numbers = unpack_bits(packed, 2**16 * 8 // bits, bits)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.1 * numbers.nbytes
+    assert np.array_equal(pack_bits(numbers, bits), packed)
+    assert numbers[: 8 // bits].tolist() == {8: [0xA5], 4: [10, 5], 2: [2, 2, 1, 1], 1: [1, 0, 1, 0, 0, 1, 0, 1]}[bits]
