@@ -9,6 +9,7 @@ import numpy as np
 
 from testbed.bs.room import NOTHING, Load
 from testbed.bs.sessions import Key, Session, SessionTable
+from testbed.bs.streams import finished
 from testbed.errors import ModelError, ProtocolError
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.base import RoundProtocol, Window, expect_names, read_ids
@@ -178,12 +179,12 @@ class Intake:
     def _joining(
         self, session: Session, protocol: RoundProtocol, message: Draft, arrays: dict[str, AnyArray], waiting: Load
     ) -> tuple[Session, Window, bool] | None:
-        """A window that may join a stream; None: there is no room for it, and the stream goes on without.
+        """A window that may join a stream; None: the stream is complete, or has no room for it and goes on without.
 
         Raises:
             ProtocolError: the window cannot be taken.
         """
-        if self.sessions.crowded(waiting, session.key[0], ahead=True) is not None:
+        if finished(session) or self.sessions.crowded(waiting, session.key[0], ahead=True) is not None:
             return None
         return session, self._read(session, protocol, arrays, message.base_len), True
 

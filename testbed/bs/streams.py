@@ -93,12 +93,15 @@ def following(sessions: SessionTable, session: Session, round_: Round, now_s: fl
         if not session.alone and session.continued_by(held.base_len, held.guess):
             session.take(held.number, held.window.ids.tobytes(), ahead=True)
             return held
-    if not session.alone or round_.followed or _finished(session):
+    if not session.alone or round_.followed:
+        return None
+    if finished(session):
+        sessions.hold(session)
         return None
     begun = (joining(sessions, session) if session.stream else None) or Round(0, NO_WINDOW, None, now_s)
     return replace(begun, number=round_.number + 1, arrived_s=now_s, base_len=session.length, guess=None)
 
 
-def _finished(session: Session) -> bool:
+def finished(session: Session) -> bool:
     """Whether the output of a session that the target decodes alone is complete."""
     return session.length >= session.wanted or int(session.tokens[session.length - 1]) in session.end_ids

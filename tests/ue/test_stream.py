@@ -217,6 +217,21 @@ def test_whatever_windows_come_the_stream_is_the_targets(
     asyncio.run(main())
 
 
+async def test_a_complete_stream_holds_no_windows() -> None:
+    """They took the room of others until the session was closed."""
+    async with station() as (bs, address), client(address) as ue:
+        number, first = ue.new_session(), len(PROMPT) + 1
+        fields = {"threshold": 0.0, "hidden_size": 1, "max_tokens": 1, "alone": True, "stream": 4}
+        await ue.send(Open(session=number, protocol="greedy", **fields), {"ids": np.array(PROMPT, np.int32)})
+        for i in range(8):
+            await ue.send(Draft(session=number, round=i, base_len=first + i), {"ids": np.ones(1, np.int32)})
+        assert [type((await ue.receive(number, 5.0)).message) for _ in range(2)] == [Opened, Verdict]
+        for i in range(8):
+            await ue.send(Draft(session=number, round=i, base_len=first + i), {"ids": np.ones(1, np.int32)})
+        await ue.rtt_s(1)
+        assert bs._intake.sessions.held == bs.load == (0, 0)
+
+
 @pytest.mark.parametrize(
     "changes", [{"protocol": "rejection"}, {"protocol": "fh"}, {"window": 4}, {"alone": False}, {"max_tokens": 0}]
 )
