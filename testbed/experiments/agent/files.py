@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ class Files:
     def __init__(self, workdir: Path) -> None:
         self._root, self._parts = workdir / FILES, workdir / PARTS
         self._hashes: dict[str, _Part] = {}
-        """Running hashes of unfinished uploads, by the digest of the whole file."""
+        """Running hashes of unfinished uploads, by `part_of`."""
         self._digests: dict[Path, tuple[tuple[int, int, int], str]] = {}
         """Identity (inode, size, time of change) and digest of complete files."""
         for folder in (self._root, self._parts):
@@ -81,7 +82,7 @@ class Files:
         """
         if data.dtype != np.uint8 or data.ndim != 1 or len(data) > MAX_CHUNK_BYTES:
             raise BadInput(f"a chunk must be u1 [n] with n up to {MAX_CHUNK_BYTES}")
-        path, part = self._root / message.name, self._parts / message.digest
+        path, part = self._root / message.name, self._parts / part_of(message)
         if path.is_dir() or any(parent.is_file() for parent in path.parents):
             raise BadInput(f"{message.name} cannot be stored: a file and a folder would have the same name")
         if path.is_file() and path.stat().st_size == message.total and self._digest(path) == message.digest:
@@ -108,16 +109,16 @@ class Files:
 
     def _append(self, message: Put, part: Path, data: bytes, there: int) -> None:
         """Append to an upload of `there` bytes, and to its hash."""
-        known = self._hashes.pop(message.digest, None)
+        known = self._hashes.pop(part.name, None)
         if known is None or known.size != there:  # begun by an earlier process, or a chunk was written in part
             known = _Part(hash_of(part) if there else hash_of(), there)
         with part.open("ab") as file:
             file.write(data)
         known.hash.update(data)
-        self._hashes[message.digest] = _Part(known.hash, there + len(data))
+        self._hashes[part.name] = _Part(known.hash, there + len(data))
 
     def _finish(self, message: Put, part: Path, path: Path) -> None:
-        known = self._hashes.pop(message.digest, None)
+        known = self._hashes.pop(part.name, None)
         if (digest_of(part) if known is None else known.hash.hexdigest()) != message.digest:
             part.unlink()
             raise BadInput(f"{message.name} was corrupted in transfer; upload it again")
@@ -134,6 +135,12 @@ class Files:
         if known is None or known[0] != identity:
             known = self._digests[path] = (identity, digest_of(path))
         return known[1]
+
+
+def part_of(message: Put) -> str:
+    """Name of an unfinished upload: one of another name or size, which would end with a wrong digest, is another."""
+    text = f"{message.name}\n{message.digest}\n{message.total}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _identity_of(path: Path) -> tuple[int, int, int]:

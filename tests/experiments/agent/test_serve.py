@@ -20,7 +20,7 @@ import pytest
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.agent import files as agent_files
-from testbed.experiments.agent.files import FILES, Files
+from testbed.experiments.agent.files import FILES, Files, part_of
 from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
 from testbed.experiments.agent.stored_orders import OrderStore, chunk_of, result_files, state_of
 from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, resolve_files
@@ -102,11 +102,27 @@ def test_no_file_is_stored_below_or_in_place_of_another(tmp_path: Path) -> None:
 
 def test_an_upload_that_was_received_but_not_put_in_its_place_is_stored_after_a_restart(tmp_path: Path) -> None:
     files, data = Files(tmp_path), b"received"
-    (tmp_path / "parts" / hashlib.blake2b(data, digest_size=16).hexdigest()).write_bytes(data)
+    sent = [hashlib.blake2b(one, digest_size=16).hexdigest() for one in (data, b"sent")]
+    (tmp_path / "parts" / part_of(Put(name="a", offset=0, total=len(data), digest=sent[0]))).write_bytes(data)
     assert put(files, "a", data) == [len(data)] and files.path("a").read_bytes() == data
-    (tmp_path / "parts" / hashlib.blake2b(b"sent", digest_size=16).hexdigest()).write_bytes(b"torn")
+    (tmp_path / "parts" / part_of(Put(name="b", offset=0, total=4, digest=sent[1]))).write_bytes(b"torn")
     refuse(lambda: put(files, "b", b"sent"), BadInput, "corrupted in transfer")
     assert put(files, "b", b"sent") == [4] and files._count == 2
+
+
+@pytest.mark.parametrize("change", [{"name": "w.bin"}, {"total": 5}, {"name": "w.bin", "total": 5}])
+def test_an_upload_is_not_ended_by_another_of_the_same_digest(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Lab machines that knew a digest could have another one's upload begin again."""
+    files, data = Files(tmp_path), b"x" * 10
+    message = Put(name="v.bin", offset=0, total=10, digest=hashlib.blake2b(data, digest_size=16).hexdigest())
+    assert files.put(message, np.frombuffer(data[:5], np.uint8)).size == 5
+    other = msgspec.structs.replace(message, **change)
+    for offset, sent in ((5, b""), (5, b"yyyyy"), (0, b"yyyyy")):
+        with contextlib.suppress(BadInput):
+            files.put(msgspec.structs.replace(other, offset=offset), np.frombuffer(sent, np.uint8))
+    message = msgspec.structs.replace(message, offset=5)
+    assert files.put(message, np.frombuffer(data[5:], np.uint8)).size == 10
+    assert files.path("v.bin").read_bytes() == data
 
 
 def test_every_byte_is_hashed_once_while_it_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +152,7 @@ def test_an_upload_goes_on_after_a_restart_and_after_a_chunk_that_was_written_in
 
     files = Files(tmp_path)
     assert send(files, 0, 3000) == 3000
-    with (tmp_path / "parts" / message.digest).open("ab") as part:  # the disk was full half-way through the next one
+    with (tmp_path / "parts" / part_of(message)).open("ab") as part:  # the disk was full half-way through the next one
         part.write(data[3000:3100])
     assert send(files, 3000, 4000) == 3100 and send(files, 3100, 5000) == 5000
     again = Files(tmp_path)
