@@ -25,6 +25,10 @@ FitCsv = Annotated[
     Path,
     typer.Option("--csv", metavar="FILE", help="Columns batch,new_tokens,cached_tokens,latency_s; a row a request."),
 ]
+HeldOut = Annotated[
+    bool | None,
+    typer.Option("--held-out/--no-held-out", help="Only passes that `profile` held out, or only the others."),
+]
 UNITS = {"a": "s/new token", "b_compute": "s/interaction", "b_read": "s/cached token", "c": "s"}
 SCORES = {
     "r2": ("R²", "{:.4f}"), "adjusted_r2": ("adjusted R²", "{:.4f}"), "rmse_s": ("RMSE s", "{:.3g}"),
@@ -38,6 +42,7 @@ def fit(
     csv: FitCsv,
     seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
     resamples: Annotated[int, typer.Option(help="Bootstrap resamples for the intervals.")] = 1000,
+    held_out: HeldOut = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit T = a·new + b_compute·Σ(cached + new)·new + b_read·cached + c to measured passes, with 95 % intervals.
@@ -46,12 +51,12 @@ def fit(
 
         testbed estimator fit --csv passes.csv
 
-        testbed estimator fit --csv passes.csv --json > coefficients.json
+        testbed estimator fit --csv passes.csv --no-held-out --json > coefficients.json
     """
     from testbed.bs.scheduling.estimator_csv import read_samples
     from testbed.bs.scheduling.estimator_fit import fit as run
 
-    found = run(read_samples(csv), seed, resamples)
+    found = run(read_samples(csv, held_out), seed, resamples)
     if found.clamped:
         below = [f"{name} {value:.3g}" for name, value in found.ols.items() if value < 0]
         note(f"least squares alone gives {', '.join(below)}; no coefficient may be below 0: {_are_zero(found.clamped)}")
@@ -67,26 +72,24 @@ def evaluate(
     csv: FitCsv,
     coefficients: Annotated[Path, typer.Option(metavar="FILE", help="JSON, as fit --json writes it.")],
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Residuals, as .png, .svg or .pdf.")] = None,
+    held_out: HeldOut = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate coefficients on passes that they were not fitted to: overall, and by regime.
+    """Evaluate coefficients on passes that they were not fitted to: overall, by regime, and which terms their times
+    consist of (WISP, Figs. 9 and 11).
 
     Examples:
 
         testbed estimator eval --csv unseen.csv --coefficients coefficients.json
 
-        testbed estimator eval --csv unseen.csv --coefficients coefficients.json --plot residuals.png --json
+        testbed estimator eval --csv passes.csv --held-out --coefficients coefficients.json --plot fig11.png --json
     """
     from testbed.bs.scheduling.estimator_csv import read_samples
-    from testbed.bs.scheduling.estimator_fit import regime, score
+    from testbed.bs.scheduling.estimator_fit import by_regime, score
     from testbed.experiments.inputs.coefficients import read
 
-    samples, held = read_samples(csv), read(coefficients)
-    kinds = [kind for kind in ("compute", "memory", "mixed") if any(regime(sample) == kind for sample in samples)]
-    document = {
-        **vars(score(held, samples)),
-        "regimes": {kind: vars(score(held, [s for s in samples if regime(s) == kind])) for kind in kinds},
-    }
+    samples, held = read_samples(csv, held_out), read(coefficients)
+    document = {**vars(score(held, samples)), "regimes": by_regime(held, samples)}
     if plot is not None:
         from testbed.experiments.plots.estimator import residuals
 
@@ -95,12 +98,7 @@ def evaluate(
     if as_json:
         print_json(document)
     else:
-        _show_scores(
-            {
-                "all": document,
-                **{f"{kind}-bound" if kind != "mixed" else kind: document["regimes"][kind] for kind in kinds},
-            }
-        )
+        _show_regimes(document)
 
 
 class BenchOptions(Config, frozen=True):
@@ -278,3 +276,11 @@ def _show_scores(rows: Mapping[str, Mapping[str, Any]]) -> None:
     for name, row in rows.items():
         table.add_row(name, *("–" if row[key] is None else form.format(row[key]) for key, (_, form) in SCORES.items()))
     print_table(table)
+
+
+def _show_regimes(document: Mapping[str, Any]) -> None:
+    named = {kind if kind == "mixed" else f"{kind}-bound": row for kind, row in document["regimes"].items()}
+    _show_scores({"all": document, **named})
+    for kind, row in named.items():
+        shares = ", ".join(f"{name} {one['share']:.0%} ({one['largest']})" for name, one in row["terms"].items())
+        print(f"{kind}, mean share of each term (passes of which it is the largest): {shares}")

@@ -87,6 +87,7 @@ def test_people_get_tables(here: Path) -> None:
     (here / "c.json").write_text(json.dumps(TRUTH))
     table = call("eval --csv passes.csv --coefficients c.json").stdout
     assert "compute-bound" in table and "mixed" in table and "all" in table
+    assert "compute-bound, mean share of each term (passes of which it is the largest): a " in table
 
 
 def test_a_coefficient_that_is_held_at_0_is_said_on_stderr() -> None:

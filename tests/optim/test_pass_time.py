@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bs.scheduling.estimator_csv import read_samples
-from testbed.bs.scheduling.estimator_fit import Sample, fit, regime, score
+from testbed.bs.scheduling.estimator_fit import Sample, by_regime, fit, regime, score
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import PassWork as ProfileWork
 from testbed.experiments.inputs.profile import load_profile
 from testbed.optim.pass_time import NAMES, Coefficients, RequestWork, coefficients_of
+from tests.support.refusals import refuse
 
 TRUTH = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
 WORKS = st.lists(st.builds(RequestWork, st.integers(1, 2000), st.integers(0, 3000)), min_size=1, max_size=12)
@@ -193,6 +194,17 @@ def test_scores_and_regimes_by_hand() -> None:
         score(line, [])
 
 
+def test_terms_of_a_regime_by_hand() -> None:
+    line = Coefficients(a=1.0, b_compute=0.0, b_read=2.0, c=1.0)
+    found = by_regime(line, [Sample((RequestWork(3, 0),), 4.0), Sample((RequestWork(1, 4), RequestWork(1, 5)), 21.0),
+                             Sample((RequestWork(7, 1),), 10.0)])  # fmt: skip
+    assert list(found) == ["compute", "memory"] and found["compute"]["mae_s"] == 0
+    assert found["compute"]["terms"]["a"] == {"share": 0.75, "largest": 1}
+    memory = found["memory"]["terms"]  # 2 + 18 + 1 and 7 + 2 + 1
+    assert memory["b_read"] == {"share": pytest.approx((18 / 21 + 0.2) / 2), "largest": 1}
+    assert (memory["a"]["largest"], memory["c"]["largest"], memory["b_compute"]["share"]) == (1, 0, 0)
+
+
 # ---------------------------------------------------------------- files
 
 HEADER = "batch,new_tokens,cached_tokens,latency_s\n"
@@ -207,6 +219,17 @@ def test_a_file_is_read_whatever_its_order(tmp_path: Path) -> None:
     text = "# measured\nlatency_s,batch,cached_tokens,note,new_tokens\n0.5,b2,10,,3\n\n0.25,7,0,x,40\n0.5,b2,0,,1.0\n"
     found = read_samples(written(tmp_path / "a.csv", "\ufeff" + text))
     assert found == [Sample((RequestWork(3, 10), RequestWork(1, 0)), 0.5), Sample((RequestWork(40, 0),), 0.25)]
+
+
+def test_passes_that_were_held_out_are_told_apart(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "held_out,batch,new_tokens,cached_tokens,latency_s\n1,a,3,0,0.5\n0,b,4,9,0.25\n")
+    assert [len(read_samples(path, held_out)) for held_out in (None, True, False)] == [2, 1, 1]
+    assert read_samples(path, True) == [Sample((RequestWork(3, 0),), 0.5)]
+    plain = written(tmp_path / "b.csv", f"{HEADER}1,2,3,0.5\n")
+    refuse(lambda: read_samples(plain, True), BadInput, "the header has no held_out")
+    marked = written(tmp_path / "c.csv", "held_out,batch,new_tokens,cached_tokens,latency_s\nyes,a,3,0,0.5\n")
+    refuse(lambda: read_samples(marked, False), BadInput, "line 2: held_out must be 0 or 1, not 'yes'")
+    refuse(lambda: read_samples(written(plain, path.read_text().replace("1,a", "0,a")), True), BadInput, "held_out = 1")
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,18 @@ from testbed.errors import BadInput
 from testbed.optim.pass_time import RequestWork
 
 COLUMNS = ("batch", "new_tokens", "cached_tokens", "latency_s")
+HELD_OUT = "held_out"
+"""Column in which `testbed estimator profile` marks passes that are not for the fit: 1, else 0."""
 
 
-def read_samples(path: Path | str) -> list[Sample]:
+def read_samples(path: Path | str, held_out: bool | None = None) -> list[Sample]:
     """The passes of a file, in order of their first rows.
 
     The header names `COLUMNS` in any order, among others; `batch` is any text, and the rows of a batch need not be
     adjacent. Empty lines and lines that begin with # are ignored.
+
+    Args:
+        held_out: take the passes that are held out, or the others; the header then names `HELD_OUT`, too. None: all.
 
     Raises:
         BadInput: unreadable, a missing column, a value out of range, or rows of a batch that differ in their latency;
@@ -38,9 +43,11 @@ def read_samples(path: Path | str) -> list[Sample]:
                 continue
             where = f"{name}, line {reader.line_num}"
             if places is None:
-                places = _places(row, where)
+                places = _places(row, where, COLUMNS if held_out is None else (*COLUMNS, HELD_OUT))
                 continue
             batch, work, latency_s = _parse(row, places, where)
+            if held_out is not None and _flag(row[places[HELD_OUT]], where) != held_out:
+                continue
             first_s, line = latency.setdefault(batch, (latency_s, reader.line_num))
             if first_s != latency_s:
                 raise BadInput(
@@ -51,15 +58,24 @@ def read_samples(path: Path | str) -> list[Sample]:
     except csv.Error as exc:
         raise BadInput(f"{name}, line {reader.line_num}: {exc}") from exc
     if not works:
-        raise BadInput(f"{name} has no rows; it needs the columns {','.join(COLUMNS)} and a row for each request")
+        which = "" if held_out is None else f" with {HELD_OUT} = {held_out:d}"
+        raise BadInput(
+            f"{name} has no rows{which}; it needs the columns {','.join(COLUMNS)} and a row for each request"
+        )
     return [Sample(tuple(rows), latency[batch][0]) for batch, rows in works.items()]
 
 
-def _places(header: Sequence[str], where: str) -> dict[str, int]:
-    missing = [column for column in COLUMNS if column not in header]
+def _places(header: Sequence[str], where: str, needed: Sequence[str]) -> dict[str, int]:
+    missing = [column for column in needed if column not in header]
     if missing:
-        raise BadInput(f"{where}: the header has no {', '.join(missing)}; it needs {','.join(COLUMNS)}")
-    return {column: header.index(column) for column in COLUMNS}
+        raise BadInput(f"{where}: the header has no {', '.join(missing)}; it needs {','.join(needed)}")
+    return {column: header.index(column) for column in needed}
+
+
+def _flag(text: str, where: str) -> bool:
+    if text not in ("0", "1"):
+        raise BadInput(f"{where}: {HELD_OUT} must be 0 or 1, not {text!r}")
+    return text == "1"
 
 
 def _parse(row: Sequence[str], places: Mapping[str, int], where: str) -> tuple[str, RequestWork, float]:

@@ -20,6 +20,7 @@ FOLDS = 5
 RESAMPLES = 1000
 LEAST = 6
 """Fewest passes for a fit of four coefficients with degrees of freedom left."""
+REGIMES = ("compute", "memory", "mixed")
 ABOUT = ("new_tokens", "(cached_tokens + new_tokens)·new_tokens", "cached_tokens", "the constant")
 
 
@@ -138,6 +139,23 @@ def score(coefficients: Coefficients, samples: Sequence[Sample]) -> EstimatorSco
         max_error_s=float(np.abs(error).max()),
         batches=n,
     )
+
+
+def by_regime(coefficients: Coefficients, samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
+    """Errors by `regime`, and `terms` by coefficient: `share`, the mean share of its term in the predicted latencies,
+    and `largest`, the number of passes of which it is the largest (WISP, Fig. 11).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for kind in REGIMES:
+        mine = [sample for sample in samples if regime(sample) == kind]
+        if mine:
+            parts = design(mine)[0] * np.array(coefficients.values)
+            shares, largest = (parts / parts.sum(axis=1, keepdims=True)).mean(axis=0), parts.argmax(axis=1)
+            terms = {
+                name: {"share": float(shares[i]), "largest": int((largest == i).sum())} for i, name in enumerate(NAMES)
+            }
+            found[kind] = {**vars(score(coefficients, mine)), "terms": terms}
+    return found
 
 
 def regime(sample: Sample) -> str:

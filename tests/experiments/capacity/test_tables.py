@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.experiments.capacity import tables as capacity_tables
 from testbed.experiments.capacity.config import CapacityConfig
-from testbed.experiments.capacity.tables import acceptance_of, attributed, table_1, table_3, table_5, table_6
+from testbed.experiments.capacity.tables import (
+    acceptance_of,
+    attributed,
+    extra_points,
+    run_extras,
+    table_1,
+    table_3,
+    table_5,
+    table_6,
+    write_extras,
+)
 from testbed.experiments.capacity.tally import CapacityRun
 
 
@@ -62,3 +75,23 @@ def test_table_6_pairs_the_seeds() -> None:
     (row,) = table_6([*off, *on])
     assert (row["gain"], row["gain_low"], row["gain_high"]) == pytest.approx((0.1, 0.1, 0.1))
     assert (row["ues"], row["seeds"], row["gain_paper"]) == (4, 5, 0.2514)
+
+
+def test_the_extra_runs_are_those_of_the_papers_two_systems_and_fig_8_is_one_of_fig_7(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever systems Table 2 has; few runs, so that they can be carried out here."""
+    for name, value in {"FEW": (2,), "SWEPT": (4, 8), "SHOWN": 8, "WINDOWS": 1000}.items():
+        monkeypatch.setattr(capacity_tables, name, value)
+    config = CapacityConfig(
+        systems=("sled", "wisp"), classes=(4.0, 8.0), horizon_s=3.0, warmup_s=1.5, judged=1, judged_class=1, repeats=2
+    )
+    loads = extra_points(config)["fig7"]
+    assert {(point.system, len(point.classes), point.seed) for point in loads} == {
+        (system, ues, seed) for system in ("wisp", "fcfs-cache") for ues in (4, 8) for seed in (0, 1)
+    }
+    write_extras(run_extras(config, 1, tmp_path / "points", lambda done, total, what: None), config, tmp_path)
+    with (tmp_path / "fig8_causes.csv").open() as stream:
+        assert [(row["seed"], row["ues"]) for row in csv.DictReader(stream)] == [("0", "8"), ("1", "8")]
+    with (tmp_path / "fig7.csv").open() as stream:
+        assert {row["class_tps"] for row in csv.DictReader(stream)} == {"2.0", "4.0", "6.0", "8.0"}
