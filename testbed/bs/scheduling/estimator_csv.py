@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from testbed.bs.scheduling.estimator_fit import Sample
@@ -32,10 +32,27 @@ def read_samples(path: Path | str, held_out: bool | None = None) -> list[Sample]
             the message names the line.
     """
     name = Path(path).name
-    reader = csv.reader(io.StringIO(read_text(path)))
-    places: dict[str, int] | None = None
     works: dict[str, list[RequestWork]] = {}
     latency: dict[str, tuple[float, int]] = {}
+    for line, batch, work, latency_s in _requests(read_text(path), name, held_out):
+        first_s, first = latency.setdefault(batch, (latency_s, line))
+        if first_s != latency_s:
+            raise BadInput(
+                f"{name}, line {line}: batch {batch} takes {latency_s:g} s here and {first_s:g} s in line {first}; "
+                "rows of a batch share their latency"
+            )
+        works.setdefault(batch, []).append(work)
+    if not works:
+        which = "" if held_out is None else f" with {HELD_OUT} = {held_out:d}"
+        needs = f"it needs the columns {','.join(COLUMNS)} and a row for each request"
+        raise BadInput(f"{name} has no rows{which}; {needs}")
+    return [Sample(tuple(rows), latency[batch][0]) for batch, rows in works.items()]
+
+
+def _requests(text: str, name: str, held_out: bool | None) -> Iterator[tuple[int, str, RequestWork, float]]:
+    """Line, batch, work and latency of each request."""
+    reader = csv.reader(io.StringIO(text))
+    places: dict[str, int] | None = None
     try:
         for cells in reader:
             row = [cell.strip() for cell in cells]
@@ -46,23 +63,10 @@ def read_samples(path: Path | str, held_out: bool | None = None) -> list[Sample]
                 places = _places(row, where, COLUMNS if held_out is None else (*COLUMNS, HELD_OUT))
                 continue
             batch, work, latency_s = _parse(row, places, where)
-            if held_out is not None and _flag(row[places[HELD_OUT]], where) != held_out:
-                continue
-            first_s, line = latency.setdefault(batch, (latency_s, reader.line_num))
-            if first_s != latency_s:
-                raise BadInput(
-                    f"{where}: batch {batch} takes {latency_s:g} s here and {first_s:g} s in line {line}; "
-                    "rows of a batch share their latency"
-                )
-            works.setdefault(batch, []).append(work)
+            if held_out is None or _flag(row[places[HELD_OUT]], where) == held_out:
+                yield reader.line_num, batch, work, latency_s
     except csv.Error as exc:
         raise BadInput(f"{name}, line {reader.line_num}: {exc}") from exc
-    if not works:
-        which = "" if held_out is None else f" with {HELD_OUT} = {held_out:d}"
-        raise BadInput(
-            f"{name} has no rows{which}; it needs the columns {','.join(COLUMNS)} and a row for each request"
-        )
-    return [Sample(tuple(rows), latency[batch][0]) for batch, rows in works.items()]
 
 
 def _places(header: Sequence[str], where: str, needed: Sequence[str]) -> dict[str, int]:
