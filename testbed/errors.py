@@ -15,6 +15,8 @@ TestbedError
 
 from __future__ import annotations
 
+import errno
+
 
 class TestbedError(Exception):
     """Base class of the testbed's errors."""
@@ -60,3 +62,10 @@ class SensorError(TestbedError):
 
 class GateError(TestbedError):
     """An output differs from the target's own greedy output."""
+
+
+def no_descriptor(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, is that no file descriptor was free."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+        error = error.__cause__
+    return error is not None

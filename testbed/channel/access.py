@@ -16,7 +16,7 @@ import zmq.asyncio
 from zmq.auth import Authenticator
 
 from testbed.channel.keys import CLIENTS, REVOKED, ServerKeys, entries
-from testbed.errors import BadInput
+from testbed.errors import BadInput, no_descriptor
 from testbed.tasks import Background
 
 RELOAD_S = 0.5
@@ -32,31 +32,45 @@ class AllowList:
         self._directory = directory
         self._read_s = -RELOAD_S
         self._seen: object = None
-        self._keys: frozenset[str] = frozenset()
+        self._files: dict[str, Path] = {}
+        """Files of the public keys that are allowed, by key."""
+        self._short = False
+        """Whether the last attempt to read the list found no free file descriptor."""
 
     def __contains__(self, key: object) -> bool:
         now_s = time.monotonic()
         if now_s - self._read_s >= RELOAD_S:
             self._read_s = now_s
             self._refresh()
-        return key in self._keys
+        return key in self._files
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether a key is allowed; called by pyzmq's authenticator."""
         return key.decode("ascii", "replace") in self
 
     def _refresh(self) -> None:
-        """Read the list again if its files changed; a list that cannot be read allows no key."""
+        """Read the list again if its files changed. One that cannot be read allows no key, except while no file
+        descriptor is free: then the keys of the last list whose files are still in `clients/` remain allowed.
+        """
         try:
             found_files = [e for place in (CLIENTS, REVOKED) for e in os.scandir(self._directory / place)]
             seen = {e.path: (e.stat().st_mtime_ns, e.stat().st_size, e.inode()) for e in found_files}
             if seen != self._seen:
                 found = entries(self._directory)
                 gone = {e.public_key for e in found if e.revoked}
-                self._keys, self._seen = frozenset({e.public_key for e in found} - gone), seen
+                allowed = (e for e in found if e.public_key not in gone)
+                self._files = {e.public_key: self._directory / CLIENTS / f"{e.name}.key" for e in allowed}
+                self._seen = seen
+            self._short = False
         except (OSError, BadInput) as exc:
-            LOG.warning("the list of keys cannot be read, so all clients are refused: %s", exc)
-            self._keys, self._seen = frozenset(), None
+            self._seen, was_short, self._short = None, self._short, no_descriptor(exc)
+            if not self._short:
+                LOG.warning("the list of keys cannot be read, so all clients are refused: %s", exc)
+                self._files = {}
+                return
+            self._files = {key: file for key, file in self._files.items() if os.path.isfile(file)}
+            if not was_short:
+                LOG.warning("the list of keys cannot be read, so no client is added to it: %s", exc)
 
 
 class Gate:

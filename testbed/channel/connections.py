@@ -13,7 +13,6 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
-import errno
 import fcntl
 import logging
 import os
@@ -26,6 +25,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import zmq
+
+from testbed.errors import no_descriptor
 
 CHECK_S = 0.05
 """Interval between checks; longer if a check takes long. On loopback at 5 GB/s, 250 MB may arrive in between."""
@@ -206,7 +207,7 @@ def _descriptors() -> Iterable[int]:
     try:
         return map(int, os.listdir(DESCRIPTORS))
     except OSError as exc:
-        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+        if not no_descriptor(exc):
             raise
         return range(_limit())
 

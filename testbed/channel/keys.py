@@ -21,7 +21,7 @@ import zmq
 import zmq.auth
 from zmq.utils import z85
 
-from testbed.errors import BadInput
+from testbed.errors import BadInput, no_descriptor
 
 SERVER, CLIENT = "server", "client"
 CLIENTS, REVOKED, UES = "clients", "revoked", "ues"
@@ -121,14 +121,25 @@ def entries(directory: Path) -> list[KeyEntry]:
     """All keys that are or were in the list, sorted by name; unreadable files in `clients/` are skipped.
 
     Raises:
-        BadInput: an unreadable file in `revoked/`, whose key might be allowed under another name.
+        BadInput: an unreadable file in `revoked/`, whose key might be allowed under another name, or no file descriptor
+            is free.
     """
     found = []
     for place in (CLIENTS, REVOKED):
         for path in sorted((directory / place).glob("*.key")):
-            with contextlib.suppress(*(() if place == REVOKED else (BadInput,))):
+            with contextlib.nullcontext() if place == REVOKED else _skipping():
                 found.append(KeyEntry(path.stem, _load(path)[0].decode(), place == REVOKED))
     return found
+
+
+@contextlib.contextmanager
+def _skipping() -> Iterator[None]:
+    """Skip a file that cannot be read, unless for want of a file descriptor."""
+    try:
+        yield
+    except BadInput as exc:
+        if no_descriptor(exc):
+            raise
 
 
 # ---------------------------------------------------------------- reading

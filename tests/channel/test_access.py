@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +15,7 @@ from testbed.channel.access import RELOAD_S, AllowList, is_loopback, require_key
 from testbed.channel.keys import ClientKeys, entries, load_client, load_server, new_client, new_server, revoke
 from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
 from testbed.errors import BadInput, LinkError, LinkTimeout
+from tests.support.descriptors import no_descriptors_left
 from tests.support.refusals import refuse
 from tests.support.relay import relay
 
@@ -262,6 +265,35 @@ def test_a_revoked_key_that_cannot_be_read_lets_nobody_in(
     refuse(lambda: entries(keys), BadInput, "damaged.key cannot be read as a key")
     damaged.unlink()
     assert known.public.decode() in AllowList(keys)
+
+
+def test_without_a_free_descriptor_the_last_list_stays_less_the_revoked(
+    keys: Path, known: ClientKeys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger can use up the descriptors: the clients must not be refused for it, nor a revoked one be served."""
+    monkeypatch.setattr("testbed.channel.access.RELOAD_S", 0.0)
+    leaving, late = (load_client(new_client(keys, name)).public.decode() for name in ("leaving", "late"))
+    (keys / "clients" / "late.key").rename(keys / "late.key")
+    allowed = AllowList(keys)
+    assert known.public.decode() in allowed and leaving in allowed and late not in allowed
+    with no_descriptors_left():
+        (keys / "late.key").rename(keys / "clients" / "late.key")
+        assert known.public.decode() in allowed and leaving in allowed and late not in allowed
+        (keys / "clients" / "leaving.key").rename(keys / "revoked" / "leaving.key")
+        assert known.public.decode() in allowed and leaving not in allowed
+    assert caplog.text.count("no client is added") == 1
+    assert known.public.decode() in allowed and leaving not in allowed and late in allowed
+
+
+def test_a_list_that_was_read_in_part_is_read_again(
+    keys: Path, known: ClientKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.channel.access.RELOAD_S", 0.0)
+    allowed, later = AllowList(keys), known.public.decode()
+    with monkeypatch.context() as context:
+        context.setattr("zmq.auth.load_certificate", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert later not in allowed
+    assert later in allowed
 
 
 # ---------------------------------------------------------------- where keys are needed

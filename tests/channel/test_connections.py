@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import resource
 import socket
 import sys
 import threading
@@ -16,6 +14,7 @@ import pytest
 
 from testbed.channel.connections import CHECK_S, GONE_S, MOST_FRAMES, SPARE_BYTES, Connections
 from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
+from tests.support.descriptors import no_descriptors_left
 from tests.support.zmtp import connect, frame
 
 FRAME_BYTES = 2**16
@@ -210,22 +209,6 @@ def test_a_descriptor_that_is_none_of_ours_is_left_alone() -> None:
         here.sendall(b"still there")
         assert there.recv(100) == b"still there"
     assert not Connections(frozenset(), 1, 1).watched
-
-
-@contextlib.contextmanager
-def no_descriptors_left() -> Iterator[None]:
-    """Use up all file descriptors of this process, under a smaller limit."""
-    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, limits[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        yield
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_connections_are_checked_while_no_descriptor_is_free() -> None:
