@@ -147,6 +147,9 @@ def sustain(
     ] = None,
     repeats: Annotated[int, typer.Option(help="Seeds of each point.", min=1)] = 5,
     epsilon: Annotated[float, typer.Option(help="Share of late responses that a class tolerates.")] = 0.05,
+    resolution: Annotated[
+        float, typer.Option(help="Last step of a search, as a share of the UEs, at least one UE; 0: always one.")
+    ] = 0.02,
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="Directory for runs, rows and a plot; resumes.")] = None,
     as_json: AsJson = False,
@@ -164,8 +167,9 @@ def sustain(
     from testbed.options import load
 
     config = SustainConfig(
-        cell=load(CellConfig, file), vary=_varied(vary or []), ues=_numbers(ues), repeats=repeats, epsilon=epsilon
-    )
+        cell=load(CellConfig, file), vary=_varied(vary or []), ues=_numbers(ues), repeats=repeats, epsilon=epsilon,
+        resolution=resolution,
+    )  # fmt: skip
     rows = _sustained(config, workers, out)
     if as_json:
         print_json({"schema": 1, "config": resolved(config), "rows": rows})

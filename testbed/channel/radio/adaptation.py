@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,19 @@ class LazySeries(dict[int, Ways]):
         return found
 
 
+class _Choice(NamedTuple):
+    """MCS that link adaptation chose."""
+
+    report_s: float
+    """Time of the report."""
+    offset_db: float
+    """Offset of the outer loop."""
+    mcs: int | None
+    """None: no MCS can be received."""
+    efficiency: float
+    """Spectral efficiency [bit/s/Hz]."""
+
+
 class AdaptedAir:
     """Implements `Air`: MCSs that link adaptation chooses.
 
@@ -91,7 +104,7 @@ class AdaptedAir:
     def __init__(self, adaptation: Adaptation, series: Sequence[Ways] | LazySeries, bler: float = 0.0) -> None:
         self._adaptation, self._series, self._more = adaptation, series, bler
         self._offset_db = defaultdict[int, dict[bool, float]](lambda: {True: 0.0, False: 0.0})
-        self._tables = nr_tables()
+        self._tables, self._choices = nr_tables(), dict[tuple[int, bool], _Choice]()
         self._step_db, self._now_s, self._report_s = adaptation.step_db, math.nan, math.nan
 
     def sinr_db(self, ue: int, up: bool, t_s: float) -> float:
@@ -112,24 +125,44 @@ class AdaptedAir:
                 self._report_s = max(0.0, math.floor((t_s - known.delay_ms / 1e3) / period_s + 1e-9) * period_s)
         return self._report_s
 
+    def efficiency(self, ue: int, up: bool, t_s: float) -> float:
+        """See `Air.efficiency`."""
+        return self._choice(ue, up, t_s).efficiency
+
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.state`."""
-        table, reported_db = self._tables[up], self.reported_db(ue, up, t_s)
-        if reported_db < table.least_db:
-            return OUT_OF_RANGE
-        return self._sent(table, reported_db - self._offset_db[ue][up], self.sinr_db(ue, up, t_s))
+        choice = self._choice(ue, up, t_s)
+        return (
+            OUT_OF_RANGE if choice.mcs is None else self._sent(self._tables[up], choice.mcs, self.sinr_db(ue, up, t_s))
+        )
 
     def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.ideal`."""
         table, sinr_db = self._tables[up], self.sinr_db(ue, up, t_s)
-        return OUT_OF_RANGE if sinr_db < table.least_db else self._sent(table, sinr_db, sinr_db)
+        mcs = self._best(table, sinr_db, sinr_db)
+        return OUT_OF_RANGE if mcs is None else self._sent(table, mcs, sinr_db)
 
-    def _sent(self, table: BlerTable, assumed_db: float, sinr_db: float) -> AirState:
-        """State with the MCS for an assumed SINR."""
-        adaptation = self._adaptation
-        mcs = table.choose(assumed_db, adaptation.bler_target)
-        efficiency = table.bits_per_symbol[mcs] * (1 - adaptation.overhead)
-        return AirState(efficiency, 1 - (1 - table.bler(mcs, sinr_db)) * (1 - self._more), MOST_CODE_BLOCK_BITS)
+    def _choice(self, ue: int, up: bool, t_s: float) -> _Choice:
+        """The MCS in use; remembered until the report or the offset changes."""
+        report_s, offset_db = self._measured_s(t_s), self._offset_db[ue][up]
+        found = self._choices.get((ue, up))
+        if found is None or found.report_s != report_s or found.offset_db != offset_db:
+            table, reported_db = self._tables[up], self.reported_db(ue, up, t_s)
+            mcs = self._best(table, reported_db, reported_db - offset_db)
+            efficiency = 0.0 if mcs is None else self._efficiency(table, mcs)
+            found = self._choices[ue, up] = _Choice(report_s, offset_db, mcs, efficiency)
+        return found
+
+    def _best(self, table: BlerTable, reported_db: float, assumed_db: float) -> int | None:
+        """MCS for an assumed SINR; None: the reported one is out of range."""
+        return None if reported_db < table.least_db else table.choose(assumed_db, self._adaptation.bler_target)
+
+    def _efficiency(self, table: BlerTable, mcs: int) -> float:
+        return table.bits_per_symbol[mcs] * (1 - self._adaptation.overhead)
+
+    def _sent(self, table: BlerTable, mcs: int, sinr_db: float) -> AirState:
+        bler = 1 - (1 - table.bler(mcs, sinr_db)) * (1 - self._more)
+        return AirState(self._efficiency(table, mcs), bler, MOST_CODE_BLOCK_BITS)
 
     def learn(self, ue: int, up: bool, lost: bool) -> None:
         """See `Air.learn`."""

@@ -29,8 +29,11 @@ class AirState(NamedTuple):
 class Air(Protocol):
     """Source of the states of a cell's UEs."""
 
+    def efficiency(self, ue: int, up: bool, t_s: float) -> float:
+        """Spectral efficiency [bit/s/Hz] of a UE at `t_s` seconds after the start: that of its state."""
+
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
-        """State of a UE at `t_s` seconds after the start."""
+        """State of a UE at that time."""
 
     def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
         """The same if the BS knew the channel of the slot: no reports, and no outer loop."""
@@ -56,6 +59,10 @@ class ConstantAir:
         if not 0 <= bler < 1:
             raise BadInput(f"the block error rate must lie in [0, 1), not {bler:g}")
         self._states = [AirState(value, bler) for value in bits_per_s_per_hz]
+
+    def efficiency(self, ue: int, up: bool, t_s: float) -> float:
+        """See `Air.efficiency`."""
+        return self.state(ue, up, t_s).bits_per_s_per_hz
 
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.state`."""
@@ -85,6 +92,10 @@ class TraceAir:
         tables = {id(trace): _Table(trace, bandwidth_hz, bler) for trace in traces}
         self._tables = [tables[id(trace)] for trace in traces]
         self._starts_s = list(starts_s) or [0.0] * len(self._tables)
+
+    def efficiency(self, ue: int, up: bool, t_s: float) -> float:
+        """See `Air.efficiency`."""
+        return self.state(ue, up, t_s).bits_per_s_per_hz
 
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         """See `Air.state`."""

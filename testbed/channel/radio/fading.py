@@ -7,6 +7,7 @@ Functions that draw random numbers take the generator as an argument.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -62,12 +63,19 @@ def clarke(rng: np.random.Generator, n: int, doppler: float) -> NDArray[np.compl
     """
     wanted = max(2 * n, min(MOST_BINS, math.ceil(LEAST_BINS / doppler)))
     bins = 1 << (wanted - 1).bit_length()
+    white = rng.standard_normal((2, bins))
+    shaped = _jakes(bins, doppler) * (white[0] + 1j * white[1])
+    return np.asarray(np.fft.ifft(shaped, norm="forward")[:n], np.complex128)
+
+
+@functools.lru_cache(maxsize=8)
+def _jakes(bins: int, doppler: float) -> Array:
+    """[bins] amplitudes of the frequency bins of `clarke`; UEs of one speed share them."""
     most = math.ceil(doppler * bins)
     edges = (np.arange(-most, most + 2) - 0.5) / (doppler * bins)
     power = np.zeros(bins)
     np.add.at(power, np.arange(-most, most + 1) % bins, np.diff(np.arcsin(np.clip(edges, -1, 1))) / math.pi)
-    white = rng.standard_normal((2, bins))
-    return np.asarray(np.fft.ifft(np.sqrt(power / 2) * (white[0] + 1j * white[1]), norm="forward")[:n], np.complex128)
+    return np.asarray(np.sqrt(power / 2), np.float64)
 
 
 def gauss_markov(white: NDArray[np.inexact], correlation: Array | float) -> NDArray[np.inexact]:
@@ -77,9 +85,11 @@ def gauss_markov(white: NDArray[np.inexact], correlation: Array | float) -> NDAr
     """
     keep = np.broadcast_to(np.asarray(correlation, np.float64), white.shape)
     fresh = (np.sqrt(1 - keep**2) * white).tolist()
-    values = [white[0].item()]
+    value = white[0].item()
+    values = [value]
     for a, w in zip(keep[1:].tolist(), fresh[1:], strict=True):
-        values.append(a * values[-1] + w)
+        value = a * value + w
+        values.append(value)
     return np.array(values, white.dtype)
 
 

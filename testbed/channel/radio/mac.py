@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from testbed.channel.radio.air import Air, AirState
+from testbed.channel.radio.air import Air
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.ports import Block, RadioPort
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS, Demand
@@ -132,21 +132,21 @@ class RadioCell:
 
     def _serve(self, up: bool, ports: Sequence[RadioPort]) -> None:
         slot, hertz_s = self._slot, self.config.bandwidth_hz * self.config.slot_s
-        found: list[tuple[RadioPort, Demand, AirState]] = []
+        t_s = slot * self.config.slot_s
+        found: list[tuple[RadioPort, Demand]] = []
         for port in ports:
-            state = self._air.state(port.ue, up, slot * self.config.slot_s)
-            demand = port.demand(slot, state.bits_per_s_per_hz * hertz_s)
+            demand = port.demand(slot, self._air.efficiency(port.ue, up, t_s) * hertz_s)
             if demand is not None:
-                found.append((port, demand, state))
+                found.append((port, demand))
         if not found:
             return
-        shares = self._share([demand for _, demand, _ in found])
+        shares = self._share([demand for _, demand in found])
         counters = self.counters[up]
         counters.slots += 1
-        for (port, demand, state), share in zip(found, shares, strict=True):
+        for (port, demand), share in zip(found, shares, strict=True):
             if share > 0:
                 bits = min(demand.need_bits, share * demand.slot_bits)
-                loss = state.loss(bits)
+                loss = self._air.state(port.ue, up, t_s).loss(bits)
                 lost = loss > 0 and self._dice.random() < loss
                 self._air.learn(port.ue, up, lost)
                 self._in_air.append((port, port.take(slot, bits), lost))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from testbed.registry import Registry
 
 __all__ = ["RADIO_SCHEDULERS", "Demand", "RadioScheduler", "water_filling"]
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(NamedTuple):
     """A UE with data in one direction, at the beginning of a slot."""
 
     need_bits: float
@@ -67,6 +67,8 @@ def in_turn(demands: Sequence[Demand], order: Sequence[int]) -> list[float]:
     """Shares of UEs that are served completely, one after the other, in `order`."""
     shares, left = [0.0] * len(demands), 1.0
     for i in order:
+        if left <= 0:
+            break
         shares[i] = min(left, demands[i].most)
         left -= shares[i]
     return shares

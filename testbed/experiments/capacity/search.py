@@ -156,13 +156,19 @@ class CapacityResult(NamedTuple):
         return int(statistics.median(self.by_seed))
 
 
-def largest(holds: Callable[[int], Generator[P, R, bool]], guess: int) -> Generator[P, R, int]:
+def largest(
+    holds: Callable[[int], Generator[P, R, bool]], guess: int, step: int | None = None, resolution: float = 0.0
+) -> Generator[P, R, int]:
     """The largest N that `holds`, which is assumed to be monotonic: steps away from the guess, then bisection.
+
+    Args:
+        step: first step. Default: a share `FIRST_STEP` of the guess.
+        resolution: share of N by which the smallest number found not to hold may exceed N; it may always be N + 1.
 
     Raises:
         BadInput: even `MOST_UES` hold.
     """
-    step = max(1, round(guess * FIRST_STEP))
+    step = max(1, round(guess * FIRST_STEP)) if step is None else step
     low, high = (guess, MOST_UES + 1) if (yield from holds(guess)) else (0, guess)
     while high > MOST_UES:
         if low + step > MOST_UES:
@@ -173,7 +179,7 @@ def largest(holds: Callable[[int], Generator[P, R, bool]], guess: int) -> Genera
         at = max(high - step, high // 2)
         low, high = (at, high) if (yield from holds(at)) else (0, at)
         step *= 2
-    while high - low > 1:
+    while high - low > max(1, resolution * low):
         middle = (low + high) // 2
         low, high = (middle, high) if (yield from holds(middle)) else (low, middle)
     return low

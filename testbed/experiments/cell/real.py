@@ -61,12 +61,14 @@ def run_cell_really(config: CellConfig) -> CellRun:
         numbers = range(first, first + group.count)
         groups.append((group, [everyone[number].restore(UeTally(WallClock(), 0, 0)) for number in numbers]))
         first += group.count
+    seconds = config.seconds - config.warmup_s
     return CellRun(
         groups=groups,
         uplink=radio.used[0] / direction_slots(config, True),
         downlink=radio.used[1] / direction_slots(config, False),
         passes=after["passes"] - before["passes"],
-        busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (config.seconds - config.warmup_s)),
+        busy=min(1.0, (after["busy_s"] - before["busy_s"]) / seconds),
+        seconds=seconds,
     )
 
 

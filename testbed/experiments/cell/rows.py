@@ -21,12 +21,11 @@ response, on average."""
 
 def document(config: CellConfig, run: CellRun) -> dict[str, Any]:
     """The answer of `testbed cell run --json`, see `docs/reference/files.md`."""
-    seconds = config.seconds - config.warmup_s
     return {
         "schema": SCHEMA,
         "seed": config.seed,
-        "rows": [group_row(group, tallies, seconds, config.radio.bandwidth_hz) for group, tallies in run.groups],
-        "cell": cell_row(run, seconds),
+        "rows": [group_row(group, tallies, run.seconds, config.radio.bandwidth_hz) for group, tallies in run.groups],
+        "cell": cell_row(run),
     }
 
 
@@ -76,16 +75,15 @@ def _lookahead(group: UeGroup, tallies: Sequence[UeTally], rounds: int) -> float
 
 def ue_rows(config: CellConfig, run: CellRun) -> list[dict[str, Any]]:
     """A row for each UE, as `group_row`, with its number."""
-    seconds = config.seconds - config.warmup_s
     one = [(msgspec.structs.replace(group, count=1), tally) for group, tallies in run.groups for tally in tallies]
     rows = (
-        {"ue": ue, **group_row(group, [tally], seconds, config.radio.bandwidth_hz)}
+        {"ue": ue, **group_row(group, [tally], run.seconds, config.radio.bandwidth_hz)}
         for ue, (group, tally) in enumerate(one)
     )
     return [{name: value for name, value in row.items() if name != "ues"} for row in map(flat_row, rows)]
 
 
-def cell_row(run: CellRun, seconds: float) -> dict[str, Any]:
+def cell_row(run: CellRun) -> dict[str, Any]:
     """Row of the cell."""
     decoding = [tally for group, tallies in run.groups if group.traffic == "tokens" for tally in tallies]
     everyone = [tally for _, tallies in run.groups for tally in tallies]
@@ -96,17 +94,17 @@ def cell_row(run: CellRun, seconds: float) -> dict[str, Any]:
         "downlink_utilisation": run.downlink,
         "busy_share": run.busy,
         "jain": jain(rates),
-        "goodput_tps": sum(tally.tokens for tally in decoding) / seconds,
+        "goodput_tps": sum(tally.tokens for tally in decoding) / run.seconds,
         "passes": run.passes,
-        "bound_by": bound_by(run, decoding, seconds),
+        "bound_by": bound_by(run, decoding),
     }
 
 
-def bound_by(run: CellRun, decoding: Sequence[UeTally], seconds: float) -> str:
+def bound_by(run: CellRun, decoding: Sequence[UeTally]) -> str:
     """The resource with the largest utilisation: the busier direction of the radio, the drafters (mean over UEs), or
     the verifier.
     """
-    drafting = float(np.mean([tally.busy_s["drafting"] for tally in decoding])) / seconds if decoding else 0.0
+    drafting = float(np.mean([tally.busy_s["drafting"] for tally in decoding])) / run.seconds if decoding else 0.0
     found = {"radio": max(run.uplink, run.downlink), "drafting": drafting, "verification": run.busy}
     return max(found, key=lambda part: found[part])
 

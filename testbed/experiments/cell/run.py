@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -15,7 +16,7 @@ from testbed.experiments.cell.judge import ChanceJudge
 from testbed.experiments.cell.planning import read_plan, ue_name
 from testbed.experiments.cell.recorded import RecordedWork, recorded_policy, recording_of, virtual_replay
 from testbed.experiments.cell.series import CellSeries, SeriesRecorder
-from testbed.experiments.cell.tally import Counted, UeTally
+from testbed.experiments.cell.tally import Counted, UeTally, Watch, unwatched
 from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, send_bytes
 from testbed.experiments.deployment.links import VirtualRadio, message_sizes
 from testbed.experiments.deployment.load import LoadUe
@@ -32,6 +33,9 @@ from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
 
+Clear = Callable[[float], bool]
+"""Takes the time since the warm-up; whether a run may end."""
+
 
 @dataclass(frozen=True)
 class CellRun:
@@ -44,29 +48,42 @@ class CellRun:
     passes: int
     busy: float
     """Share of the time during which the base station was verifying."""
+    seconds: float
+    """The time."""
     series: CellSeries | None = None
     """Values over time; None: not known."""
 
 
-def run_cell(config: CellConfig) -> CellRun:
+def run_cell(
+    config: CellConfig,
+    watches: Mapping[str, Watch] | None = None,
+    clear: Clear = lambda seconds: False,
+    channels_s: float | None = None,
+) -> CellRun:
     """Run a cell in virtual time; the same configuration gives the same result.
+
+    Args:
+        watches: told of every response of a group, by the group's name.
+        clear: called after every step with the time since the warm-up; the run ends early once it returns true.
+        channels_s: time that computed channels cover, after which they repeat. Default: that of the run.
 
     Raises:
         BadInput: an unknown profile, an unreadable trace, or efficiencies that do not fit the groups.
     """
-    return run_virtually(_Cell(config).run())
+    return run_virtually(_Cell(config, channels_s or config.seconds).run(watches or {}, clear))
 
 
-def direction_slots(config: CellConfig, up: bool) -> int:
-    """Slots of a direction after the warm-up, at least one."""
-    first, last = (round(s / config.radio.slot_s) for s in (config.warmup_s, config.seconds))
+def direction_slots(config: CellConfig, up: bool, seconds: float | None = None) -> int:
+    """Slots of a direction in the first `seconds` after the warm-up, by default to the end; at least one."""
+    end_s = config.seconds if seconds is None else config.warmup_s + seconds
+    first, last = (round(s / config.radio.slot_s) for s in (config.warmup_s, end_s))
     return max(1, sum(config.radio.carries(up, slot) for slot in range(first, last)))
 
 
 class _Cell:
     """The parts of a run."""
 
-    def __init__(self, config: CellConfig) -> None:
+    def __init__(self, config: CellConfig, channels_s: float) -> None:
         self._plan = plan = None if config.bs.plan is None else read_plan(config)
         config = self._config = config if plan is None else plan.applied(config)
         self._deployment = VirtualDeployment()
@@ -76,7 +93,7 @@ class _Cell:
         self._meeting = Meeting(sum(group.count for group in config.ues if group.together))
         self._members = [group for group in config.ues for _ in range(group.count)]
         weights = [group.weight for group in self._members] if plan is None else plan.weights(config)
-        self._radio = VirtualRadio(config.radio, radio_ues(config), config.seconds, config.seed, weights)
+        self._radio = VirtualRadio(config.radio, radio_ues(config), channels_s, config.seed, weights)
 
     def _station(self, profile: Profile) -> VirtualStation:
         bs, groups = self._config.bs, self._config.ues
@@ -95,10 +112,10 @@ class _Cell:
             windows=hinting(profile, max_requests=bs.max_batch) if hinted else None,
         )
 
-    async def run(self) -> CellRun:
+    async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:
         config, clock = self._config, self._deployment.clock
         from_s, to_s = clock.time() + config.warmup_s, clock.time() + config.seconds
-        tallies = [UeTally(clock, from_s, to_s) for _ in self._members]
+        tallies = [UeTally(clock, from_s, to_s, watches.get(group.name, unwatched)) for group in self._members]
         lives = [
             (self._send if group.traffic == "bytes" else self._decode)(group, number, tallies[number])
             for number, group in enumerate(self._members)
@@ -107,10 +124,12 @@ class _Cell:
         for group in config.ues:
             groups.append((group, tallies[first : first + group.count]))
             first += group.count
-        return await self._deployment.run(self._count(groups, from_s, to_s), *lives)
+        return await self._deployment.run(self._count(groups, from_s, to_s, clear), *lives)
 
-    async def _count(self, groups: list[tuple[UeGroup, list[UeTally]]], from_s: float, to_s: float) -> CellRun:
-        """The counters of the time from `from_s` to `to_s`."""
+    async def _count(
+        self, groups: list[tuple[UeGroup, list[UeTally]]], from_s: float, to_s: float, clear: Clear
+    ) -> CellRun:
+        """The counters of the time from `from_s` to `to_s`, or until it is `clear`."""
         config, clock, used = self._config, self._deployment.clock, self._radio.cell.counters
         steps = max(1, int((to_s - from_s) / config.step_s + 1e-9))
         slots = {up: direction_slots(config, up) for up in (True, False)}
@@ -122,8 +141,12 @@ class _Cell:
         for step in range(1, steps + 1):
             await clock.sleep(from_s + step * config.step_s - clock.time())
             recorder.step()
+            if clear(step * config.step_s):
+                to_s = from_s + step * config.step_s
+                break
         await clock.sleep(max(0.0, to_s - clock.time()))
-        after = self._bs.metrics()
+        after, seconds = self._bs.metrics(), to_s - from_s
+        counted = {up: direction_slots(config, up, seconds) for up in slots}
         everyone = [tally for _, tallies in groups for tally in tallies]
         for tally, ports, first in zip(everyone, self._radio.ports, aired, strict=True):
             for way, port in ports.items():
@@ -131,10 +154,11 @@ class _Cell:
                 tally.band_s[way] = (port.used - first[way][1]) * config.radio.slot_s
         return CellRun(
             groups=groups,
-            uplink=(used[True].used - up) / slots[True],
-            downlink=(used[False].used - down) / slots[False],
+            uplink=(used[True].used - up) / counted[True],
+            downlink=(used[False].used - down) / counted[False],
             passes=after["passes"] - before["passes"],
-            busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (to_s - from_s)),  # a pass counts when it ends
+            busy=min(1.0, (after["busy_s"] - before["busy_s"]) / seconds),  # a pass counts when it ends
+            seconds=seconds,
             series=recorder.finished(),
         )
 

@@ -31,11 +31,25 @@ class ResponseSums(msgspec.Struct):
         self.uplink_bytes += record.uplink_bytes
 
 
-class UeTally:
-    """What one UE did between `from_s` and `to_s` on the clock."""
+Watch = Callable[[float, bool], Callable[[], None]]
+"""Called when a response begins that is due before the end of the run: its due time, and whether it began after the
+warm-up. The result is called at its end."""
 
-    def __init__(self, clock: Clock, from_s: float, to_s: float) -> None:
-        self._clock, self._from_s, self._to_s = clock, from_s, to_s
+
+def unwatched(due_s: float, after_warmup: bool) -> Callable[[], None]:
+    """A `Watch` that does nothing."""
+    return lambda: None
+
+
+class UeTally:
+    """What one UE did between `from_s` and `to_s` on the clock.
+
+    Args:
+        watch: told of every response.
+    """
+
+    def __init__(self, clock: Clock, from_s: float, to_s: float, watch: Watch = unwatched) -> None:
+        self._clock, self._from_s, self._to_s, self._watch = clock, from_s, to_s, watch
         self.bytes = {True: 0.0, False: 0.0}
         """Bytes delivered, by direction; True: uplink."""
         self.delays_s: list[float] = []
@@ -116,10 +130,12 @@ class UeTally:
             timer = loop.call_at(due_s + TOLERANCE_S, self._violate)
         elif due_s < self._to_s and began_s < self._from_s:
             timer = loop.call_at(self._to_s - TOLERANCE_S, self._starve)
+        watched = self._watch(due_s, counted) if timer is not None else None
 
         def ended(record: RequestRecord) -> None:
-            if timer is not None:
+            if timer is not None and watched is not None:
                 timer.cancel()
+                watched()
             if counted:
                 self.latencies_s.append(self._clock.time() - began_s)
                 self.answered.add(record)

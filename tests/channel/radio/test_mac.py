@@ -190,6 +190,9 @@ class Varying:
     def __init__(self, table: np.ndarray[Any, Any]) -> None:
         self.table = table
 
+    def efficiency(self, ue: int, up: bool, t_s: float) -> float:
+        return self.state(ue, up, t_s).bits_per_s_per_hz
+
     def state(self, ue: int, up: bool, t_s: float) -> AirState:
         return AirState(float(self.table[round(t_s / SLOT_S) % len(self.table), ue]), 0.0)
 

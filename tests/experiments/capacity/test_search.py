@@ -55,6 +55,18 @@ def test_the_search_finds_the_threshold_from_any_guess(threshold: int, guess: in
     assert min(asked) >= 1
 
 
+@given(st.integers(0, 300), st.integers(1, 400), st.integers(1, 100), st.floats(0, 0.2))
+def test_a_search_with_a_resolution_ends_within_it(threshold: int, guess: int, step: int, resolution: float) -> None:
+    def holds(ues: int) -> Generator[CapacityPoint, CapacityRun, bool]:
+        return ues <= threshold
+        yield
+
+    with pytest.raises(StopIteration) as end:
+        next(largest(holds, guess, step, resolution))
+    found = end.value.value
+    assert found <= threshold < found + max(1, resolution * found)
+
+
 def test_what_never_ends_is_refused() -> None:
     def holds(ues: int) -> Generator[CapacityPoint, CapacityRun, bool]:
         return True

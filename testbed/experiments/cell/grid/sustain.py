@@ -16,19 +16,15 @@ import msgspec
 from testbed.errors import BadInput
 from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.search import largest
-from testbed.experiments.cell.config import MOST_UES, CellConfig, UeGroup
+from testbed.experiments.cell.config import MOST_UES, CellConfig
+from testbed.experiments.cell.grid.judged import CellOutcome, judged_counts, judged_run
 from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
-from testbed.experiments.cell.recorded import recording_of
-from testbed.experiments.cell.rows import document
-from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.claims import kept
-from testbed.intervals import LEAST_JUDGED, class_verdict, compared, independent_seed, paired_interval, repeats_interval
+from testbed.intervals import compared, independent_seed, paired_interval, repeats_interval
 from testbed.options import Config, option
 
-LONGEST = 64.0
-"""Limit of the factor by which runs are prolonged until every class has been judged often enough."""
-SPARE, LEAP = 1.2, 8.0
-"""Factor beyond the time in which enough responses are expected, and limit of one prolongation."""
+FIRST_STEP = 0.25
+"""First step of a search from the number of UEs in the file, as a share of it."""
 
 
 class SustainConfig(Config, frozen=True):
@@ -46,6 +42,13 @@ class SustainConfig(Config, frozen=True):
     ] = ()
     repeats: Annotated[int, option("Seeds of each point.", least=1, most=1000)] = 5
     epsilon: Annotated[float, option("Share of late responses that a class tolerates.", least=0, below=1)] = 0.05
+    resolution: Annotated[
+        float,
+        option(
+            "Last step of a search, as a share of the number of UEs, and at least one UE; 0: always one.",
+            least=0, most=0.5,
+        ),
+    ] = 0.02  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,21 +56,6 @@ class SustainConfig(Config, frozen=True):
             raise BadInput("no group of UEs has a class_tps: nothing says what sustaining them means")
         if not all(1 <= ues <= MOST_UES for ues in self.ues):
             raise BadInput(f"numbers of UEs lie in 1..{MOST_UES}")
-
-
-class CellOutcome(msgspec.Struct, frozen=True):
-    """Result of one run."""
-
-    ues: int
-    verdict: str
-    """kept: every class had at most a share ε of late responses; violated; undecided: too few were judged."""
-    bound_by: str
-    uplink_utilisation: float
-    busy_share: float
-    goodput_tps: float
-    jain: float | None
-    violations: dict[str, float]
-    """Share of late responses of each group with a class."""
 
 
 def sustain(config: SustainConfig, out: Path | None, workers: int, told: Told) -> list[Row]:
@@ -118,74 +106,30 @@ def crowded(cell: CellConfig, ues: int) -> CellConfig:
     return msgspec.structs.replace(cell, ues=tuple(groups))
 
 
-def judged_run(cell: CellConfig, epsilon: float) -> CellOutcome:
-    """Run a cell, and again for longer while a class has too few responses to be judged."""
-    longer = 1.0
-    while True:
-        seconds = cell.warmup_s + longer * (cell.seconds - cell.warmup_s)
-        tried = msgspec.structs.replace(cell, seconds=seconds)
-        found = document(tried, run_cell(tried))
-        classes = [row for row in found["rows"] if row["judged"] is not None]
-        verdicts = {_verdict(row["violated"], row["judged"], epsilon) for row in classes}
-        verdict = next((one for one in ("violated", "undecided") if one in verdicts), "kept")
-        if verdict != "undecided" or longer >= LONGEST:
-            break
-        fewest = max(1, min(row["judged"] for row in classes))
-        more = longer * min(LEAP, SPARE * max(1.0, LEAST_JUDGED / fewest))
-        enough = needed_s(cell) / (cell.seconds - cell.warmup_s)
-        longer = min(LONGEST, more if enough <= longer else min(more, enough))
-    whole = found["cell"]
-    return CellOutcome(
-        ues=sum(group.count for group in cell.ues if group.traffic == "tokens"),
-        verdict=verdict,
-        bound_by=whole["bound_by"],
-        uplink_utilisation=whole["uplink_utilisation"],
-        busy_share=whole["busy_share"],
-        goodput_tps=whole["goodput_tps"],
-        jain=whole["jain"],
-        violations={row["group"]: row["violations"] for row in classes if row["violations"] is not None},
-    )
-
-
-def needed_s(cell: CellConfig) -> float:
-    """Time after the warm-up in which enough responses of every class are due, at the slowest speed that keeps it."""
-    return max(_group_needs_s(group) for group in cell.ues if group.class_tps and group.traffic == "tokens")
-
-
-def _group_needs_s(group: UeGroup) -> float:
-    recording, tps = recording_of(group), group.class_tps or 1.0
-    lengths = list(group.response) if recording is None else [len(one.output) for one in recording.prompts]
-    each_s = statistics.mean(lengths) / tps + group.think_s
-    if group.rate_rps is not None:
-        each_s = max(each_s, 1 / group.rate_rps)
-    return max(lengths) / tps + SPARE * LEAST_JUDGED * each_s / group.count
-
-
-def _verdict(violated: int, judged: int, epsilon: float) -> str:
-    """The verdict of `class_verdict`, known once enough of the first responses are violated in any case."""
-    return class_verdict(violated, max(judged, LEAST_JUDGED) if violated > epsilon * LEAST_JUDGED else judged, epsilon)
-
-
 def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> list[Row]:
     """Rows of one combination."""
+    whole = bool(config.ues)
 
     def run(ues: int, seed: int) -> CellOutcome:
         cell = msgspec.structs.replace(crowded(point.cell, ues), seed=independent_seed(seed, ues))
         if out is None:
-            return judged_run(cell, config.epsilon)
-        key = hashlib.blake2b(msgspec.json.encode([cell, config.epsilon]), digest_size=10).hexdigest()
+            return judged_run(cell, config.epsilon, whole)
+        parts = [cell, config.epsilon, whole, judged_counts(cell)]
+        key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=10).hexdigest()
         path = out / f"{key}.json"
-        return kept(path, CellOutcome, lambda: judged_run(cell, config.epsilon))
+        return kept(path, CellOutcome, lambda: judged_run(cell, config.epsilon, whole))
 
     seeds = range(config.cell.seed, config.cell.seed + config.repeats)
     if config.ues:
         return [point.labels | _at(ues, [run(ues, seed) for seed in seeds]) for ues in config.ues]
+    given = sum(group.count for group in point.cell.ues if group.traffic == "tokens")
     found: list[int] = []
     ends: list[CellOutcome] = []
-    given = sum(group.count for group in point.cell.ues if group.traffic == "tokens")
     for seed in seeds:
-        found.append(_search(lambda ues, seed=seed: run(ues, seed), found[-1] if found else given))  # type: ignore[misc]
-        ends.append(run(max(1, found[-1]), seed))
+        guess, step = _beginning(given, found, config.resolution)
+        ues, end = _searched(largest(_kept_classes, guess, step, config.resolution), partial(run, seed=seed))
+        found.append(ues)
+        ends.append(end)
     mean = repeats_interval(found)
     low, high = mean.ends
     row = {
@@ -198,20 +142,32 @@ def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> lis
     return [point.labels | _means(ends) | row]
 
 
-def _search(run: Callable[[int], CellOutcome], guess: int) -> int:
-    """The largest number of UEs whose classes are all kept."""
+def _beginning(given: int, found: Sequence[int], resolution: float) -> tuple[int, int]:
+    """Number of UEs at which a search begins, and its first step: the median of the seeds before, and their standard
+    deviation.
+    """
+    if not found:
+        return given, max(1, round(FIRST_STEP * given))
+    guess = max(1, round(statistics.median(found)))
+    spread = statistics.stdev(found) if len(found) > 1 else FIRST_STEP / 4 * guess
+    return guess, max(1, round(max(spread, resolution * guess)))
 
-    def holds(ues: int) -> Generator[int, CellOutcome, bool]:
-        found = yield ues
-        return found.verdict == "kept"
 
-    job = largest(holds, max(1, guess))
+def _kept_classes(ues: int) -> Generator[int, CellOutcome, bool]:
+    found = yield ues
+    return found.verdict == "kept"
+
+
+def _searched(job: Generator[int, CellOutcome, int], run: Callable[[int], CellOutcome]) -> tuple[int, CellOutcome]:
+    """The number of UEs that a search finds, and their run, or that of one UE if not even this one is sustained."""
+    runs: dict[int, CellOutcome] = {}
     try:
         ues = next(job)
         while True:
-            ues = job.send(run(ues))
+            runs[ues] = run(ues)
+            ues = job.send(runs[ues])
     except StopIteration as end:
-        return int(end.value)
+        return int(end.value), runs[max(1, int(end.value))]
 
 
 def _at(ues: int, runs: Sequence[CellOutcome]) -> Row:

@@ -11,18 +11,11 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.grid import sustain as searched
+from testbed.experiments.cell.grid.judged import CellOutcome, judged_run
 from testbed.experiments.cell.grid.points import CellPoint, Row, combinations, varied
-from testbed.experiments.cell.grid.sustain import (
-    CellOutcome,
-    SustainConfig,
-    crowded,
-    judged_run,
-    needed_s,
-    sustain,
-)  # fmt: skip
-from testbed.experiments.cell.run import CellRun, run_cell
+from testbed.experiments.cell.grid.sustain import SustainConfig, crowded, sustain
 from testbed.experiments.plots.cell import write_plot
-from testbed.intervals import LEAST_JUDGED, independent_seed
+from testbed.intervals import independent_seed
 from tests.support.refusals import refuse
 
 FH = UeGroup(name="fh", protocol="fh", class_tps=6.0, alpha=0.8, response=(8, 16))
@@ -68,34 +61,28 @@ def test_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     first = sustain(config, tmp_path, 1, lambda done, total: None)
     assert len(list(tmp_path.iterdir())) == 4
 
-    def never(cell: CellConfig, epsilon: float) -> CellOutcome:
+    def never(cell: CellConfig, epsilon: float, whole: bool) -> CellOutcome:
         raise AssertionError("run again")
 
     monkeypatch.setattr(searched, "judged_run", never)
     assert sustain(config, tmp_path, 1, lambda done, total: None) == first
 
 
-def test_runs_are_prolonged_until_classes_are_judged() -> None:
-    one = msgspec.structs.replace(CELL, radio=RadioConfig(), ues=(msgspec.structs.replace(FH, count=1),))
-    assert judged_run(one, 0.05).verdict == "kept"  # 10 s have at most five responses of one UE
+def test_searches_of_later_seeds_begin_at_what_the_others_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
 
+    def outcome(cell: CellConfig, epsilon: float, whole: bool) -> CellOutcome:
+        ues = sum(group.count for group in cell.ues)
+        asked.append(ues)
+        return CellOutcome(ues, "kept" if ues <= 400 else "violated", 1.0, "radio", 1.0, 0.0, 0.0, 1.0, {})
 
-def test_runs_are_no_longer_than_classes_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    four = msgspec.structs.replace(FH, count=4)
-    cell = msgspec.structs.replace(CELL, seconds=4.0, warmup_s=2.0, radio=RadioConfig(), ues=(four,))
-    assert needed_s(cell) == pytest.approx(16 / 6 + 1.2 * LEAST_JUDGED * (12 / 6) / 4)
-    slow = msgspec.structs.replace(four, name="slow", class_tps=2.0, think_s=1.0)
-    both = msgspec.structs.replace(cell, ues=(four, slow))
-    assert needed_s(both) == pytest.approx(16 / 2 + 1.2 * LEAST_JUDGED * (12 / 2 + 1) / 4)
-    tried: list[float] = []
-
-    def watched(one: CellConfig) -> CellRun:
-        tried.append(one.seconds - one.warmup_s)
-        return run_cell(one)
-
-    monkeypatch.setattr(searched, "run_cell", watched)
-    assert judged_run(cell, 0.05).verdict == "kept"
-    assert len(tried) <= 3 and max(tried) <= needed_s(cell) + 1e-9
+    monkeypatch.setattr(searched, "judged_run", outcome)
+    (row,) = sustain(SustainConfig(cell=CELL, repeats=3), None, 1, lambda done, total: None)
+    assert all(392 < ues <= 400 for ues in row["ues_by_seed"])
+    assert len(asked) - asked.index(row["ues_by_seed"][0]) < 16 and asked[-1] > 300
+    asked.clear()
+    exact = sustain(SustainConfig(cell=CELL, repeats=1, resolution=0.0), None, 1, lambda done, total: None)
+    assert exact[0]["ues_by_seed"] == [400]
 
 
 def test_fields_are_varied_by_path() -> None:
