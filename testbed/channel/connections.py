@@ -60,7 +60,8 @@ LOG = logging.getLogger(__name__)
 class Connection:
     """One peer's TCP connection."""
 
-    peer: object
+    socket: int
+    """Inode of its socket: descriptors and ports are reused."""
     family: int
     base_bytes: int = 0
     """Bytes received by the first check after its last complete message was taken."""
@@ -160,11 +161,12 @@ class Connections:
                 if connected is None:
                     continue
                 try:
-                    peer = connected.getpeername()
-                    if known is None or known.peer != peer:  # new: descriptors are reused
+                    inode = os.fstat(connected.fileno()).st_ino
+                    if known is None or known.socket != inode:
                         if connected.family not in FAMILIES or connected.getsockname()[1] not in self.ports:
                             continue
-                        known = Connection(peer, connected.family)
+                        connected.getpeername()
+                        known = Connection(inode, connected.family)
                     yield descriptor, connected, known
                 except OSError:  # a listening socket, or closed
                     continue

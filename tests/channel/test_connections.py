@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from testbed.channel.connections import CHECK_S, GONE_S, MOST_FRAMES, SPARE_BYTES, Connections
+from testbed.channel.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, MOST_FRAMES, SPARE_BYTES, Connections
 from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
 from tests.support.descriptors import no_descriptors_left
 from tests.support.zmtp import connect, frame
@@ -70,6 +71,41 @@ async def gone(thread: threading.Thread) -> bool:
     """Whether the sender was disconnected."""
     await asyncio.get_running_loop().run_in_executor(None, thread.join, WAIT_S)
     return not thread.is_alive()
+
+
+def test_a_connection_from_the_same_port_is_another_one() -> None:
+    """It has the descriptor and addresses of the one before, but nothing was received on it yet."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections = Connections(frozenset({listener.getsockname()[1]}), FRAME_BYTES, INBOX)
+
+    def receive(there: socket.socket, here: socket.socket, count: int) -> None:
+        for _ in range(count):
+            here.sendall(bytes(FRAME_BYTES))
+            assert len(there.recv(FRAME_BYTES, socket.MSG_WAITALL)) == FRAME_BYTES
+
+    def connection(port: int) -> tuple[socket.socket, socket.socket]:
+        here = socket.socket()
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        here.bind(("127.0.0.1", port))
+        here.connect(listener.getsockname())
+        return here, listener.accept()[0]
+
+    with contextlib.closing(connections), listener:
+        here, there = connection(0)
+        peer, descriptor = there.getpeername(), there.fileno()
+        receive(there, here, 100)
+        connections.taken(descriptor, frames=1)
+        connections.check(drained=True)
+        here.close()
+        there.close()
+        here, there = connection(peer[1])
+        with here, there:
+            assert (there.getpeername(), there.fileno()) == (peer, descriptor)
+            receive(there, here, 2 + SPARE_BYTES // FRAME_BYTES)
+            for _ in range(CONFIRM_CHECKS):
+                connections.check(drained=True)
+            assert connections.cut == 1
 
 
 @pytest.mark.parametrize("body", [bytes(30_000), bytes(200)])
