@@ -42,8 +42,6 @@ TRIM_CHECKS = 20
 """Number of checks between a shutdown and the request to the C library to return freed memory to the system."""
 SHARE = 0.75
 """Share of the process's file descriptors that connections may take."""
-MOST_FRAMES = 64
-"""Largest number of frames in a message; a peer that sends more is disconnected at once."""
 GONE_S = 60.0
 """Silence of a peer's host after which TCP connections to it are closed."""
 PROBES = 3
@@ -106,13 +104,13 @@ class Connections:
         """Whether this system reports the bytes received per connection."""
         return bool(self.ports) and sys.platform == "linux" and os.path.isdir(DESCRIPTORS)
 
-    def taken(self, descriptor: int, frames: int) -> None:
-        """Note that a complete message was taken; a peer that sends more than `MOST_FRAMES` frames is disconnected."""
+    def taken(self, descriptor: int, excess: str = "") -> None:
+        """Note that a complete message was taken; its sender is disconnected if it exceeds a bound, `excess`."""
         self._taken.add(descriptor)
-        if frames > MOST_FRAMES:
+        if excess:
             with self._duplicate(descriptor) as connected:
                 if connected is not None:
-                    self._disconnect(connected, f"a message of more than {MOST_FRAMES} frames")
+                    self._disconnect(connected, excess)
 
     def check(self, drained: bool) -> bool:
         """Shut down connections over a limit; returns whether there are suspects, which need another check soon.

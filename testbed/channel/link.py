@@ -19,7 +19,8 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.access import Gate
-from testbed.channel.connections import CHECK_S, CHECK_SHARE, MOST_FRAMES, RECHECK_S, Connections, notice_gone_hosts
+from testbed.channel.connections import CHECK_S, CHECK_SHARE, RECHECK_S, Connections, notice_gone_hosts
+from testbed.channel.frames import following
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
@@ -242,11 +243,13 @@ class ZmqServerLink:
             while (first := self._take()) is None:
                 await self._ready.wait()
                 self._turn_s = time.monotonic()
-            frames = self._other_frames(first)
+            frames, excess = following(first, self._socket)
             with contextlib.suppress(zmq.ZMQError):  # of peers below ZMTP 3.0, for which no bound holds: not served
-                self.connections.taken(int(first.get(zmq.SRCFD)), frames=len(frames))
+                self.connections.taken(int(first.get(zmq.SRCFD)), excess)
+                if excess or first.bytes.startswith(NAMELESS):
+                    continue
                 key = "" if self._gate is None else str(first.get("User-Id"))
-                if (self._gate is None or key in self._gate.allowed) and not first.bytes.startswith(NAMELESS):
+                if self._gate is None or key in self._gate.allowed:
                     return key.encode() + first.bytes, frames
 
     def _take(self) -> zmq.Frame | None:
@@ -255,15 +258,6 @@ class ZmqServerLink:
             return self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-
-    def _other_frames(self, frame: zmq.Frame) -> list[bytes]:
-        """The frames that follow `frame`, at most `MOST_FRAMES` + 1; libzmq has already received all of them."""
-        frames: list[bytes] = []
-        while frame.more:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            if len(frames) <= MOST_FRAMES:
-                frames.append(frame.bytes)
-        return frames
 
     async def _check(self) -> None:
         """Check the limits of all connections periodically."""

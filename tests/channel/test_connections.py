@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from testbed.channel.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, MOST_FRAMES, SPARE_BYTES, Connections
+from testbed.channel.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, SPARE_BYTES, Connections
+from testbed.channel.frames import MAX_IDENTITY_BYTES
 from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
 from tests.support.descriptors import no_descriptors_left
 from tests.support.zmtp import connect, frame
@@ -95,7 +96,7 @@ def test_a_connection_from_the_same_port_is_another_one() -> None:
         here, there = connection(0)
         peer, descriptor = there.getpeername(), there.fileno()
         receive(there, here, 100)
-        connections.taken(descriptor, frames=1)
+        connections.taken(descriptor)
         connections.check(drained=True)
         here.close()
         there.close()
@@ -202,7 +203,20 @@ async def test_a_message_of_many_frames_is_read_no_further_and_its_sender_shut_o
             liar.sendall(frame(b"", more=True) * 20_000 + frame(b"", more=False))
             assert await asyncio.get_running_loop().run_in_executor(None, drained, liar)
             assert await answered(honest)
-        assert len(heard[0]) == MOST_FRAMES + 1 and bs.connections.cut == 1
+        assert heard == [[b"and me?"]] and bs.connections.cut == 1
+
+
+async def test_a_peer_with_a_long_identity_is_not_served_but_disconnected() -> None:
+    """It would be copied with every message, and kept with every session. Sockets of libzmq take 255 bytes at most."""
+    async with echo() as (bs, heard):
+        longest = b"L" * MAX_IDENTITY_BYTES
+        with contextlib.closing(connect(bs.addresses[0], longest)) as sound, ue(bs) as honest:
+            sound.sendall(frame(b"sound"))
+            with contextlib.closing(connect(bs.addresses[0], longest + b"L")) as liar:
+                liar.sendall(frame(b"liar") * 10)
+                assert await asyncio.get_running_loop().run_in_executor(None, drained, liar)
+            assert await answered(honest)
+        assert sorted(heard) == [[b"and me?"], [b"sound"]] and bs.connections.cut >= 1
 
 
 def drained(connected: socket.socket) -> bool:
@@ -238,7 +252,7 @@ def test_a_descriptor_that_is_none_of_ours_is_left_alone() -> None:
     with listener, socket.create_connection(listener.getsockname()) as here, listener.accept()[0] as there:
         there.sendall(bytes(SPARE_BYTES))
         for descriptor in (0, 10**6, listener.fileno()):
-            connections.taken(descriptor, frames=1)
+            connections.taken(descriptor)
         for _ in range(5):
             connections.check(drained=True)
         assert connections.cut == 0

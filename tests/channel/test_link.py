@@ -112,7 +112,7 @@ async def test_other_tasks_run_although_messages_never_cease(monkeypatch: pytest
         while (first := bs._take()) is None:
             await asyncio.sleep(0.001)
         monkeypatch.setattr(bs, "_take", lambda: first)
-        monkeypatch.setattr(bs, "_other_frames", lambda _: [b"again"])
+        monkeypatch.setattr("testbed.channel.link.following", lambda *_: ([b"again"], ""))
         beats, until_s = 0, time.monotonic() + 0.3
 
         async def beat() -> None:

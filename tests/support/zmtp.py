@@ -9,19 +9,20 @@ MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 
 
-def ready(identity: bytes) -> bytes:
-    """The READY command of a DEALER."""
+def ready(identity: bytes, metadata: bytes = b"") -> bytes:
+    """The READY command of a DEALER, with further metadata."""
     body = b"\x05READY"
     for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity)):
         body += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-    return bytes([COMMAND, len(body)]) + body
+    return frame(body + metadata, flags=COMMAND)
 
 
-def frame(body: bytes, *, more: bool) -> bytes:
-    """One frame of a message."""
+def frame(body: bytes, *, more: bool = False, flags: int = 0) -> bytes:
+    """One frame of a message, or a command."""
+    flags |= MORE * more
     if len(body) < 256:
-        return bytes([MORE * more, len(body)]) + body
-    return bytes([MORE * more | LONG]) + struct.pack(">Q", len(body)) + body
+        return bytes([flags, len(body)]) + body
+    return bytes([flags | LONG]) + struct.pack(">Q", len(body)) + body
 
 
 def connect(address: str, identity: bytes) -> socket.socket:
