@@ -23,6 +23,8 @@ MOST_VALUES, MOST_DEPTH, MOST_BYTES = 1_000_000, 100, 2**26
 """Largest number of values in a YAML document, and of lists and mappings within each other; its largest size."""
 MOST_UNPACKED_BYTES = 2**30
 """Largest size of the arrays in a .npz file."""
+APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+"""How a lock file is opened: not through a link to elsewhere, and without waiting where it is a pipe."""
 LOCK = ".lock"
 """Name of the lock file in a locked folder."""
 
@@ -237,9 +239,9 @@ def held(folder: Path, taken: str) -> Iterator[None]:
     """
     make_folder(folder)
     try:
-        lock = (folder / LOCK).open("a")
+        lock = os.fdopen(os.open(folder / LOCK, APPEND, 0o666), "a")
     except OSError as exc:
-        raise BadInput(f"cannot write to {folder}: {exc.strerror or exc}") from exc
+        raise BadInput(f"cannot write {folder / LOCK}: {exc.strerror or exc}") from exc
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ from testbed.experiments.exports import aiperf, guidellm, ianvs
 from testbed.experiments.exports.rows import exported_rows
 from testbed.experiments.report.data import Shown
 from testbed.experiments.results.directory import write_text
+from testbed.experiments.results.folders import refuse_link
 from testbed.files import make_folder
 
 EXPORTS = ("guidellm", "aiperf", "ianvs")
@@ -33,13 +34,14 @@ def write_exports(shown: Sequence[Shown], out: Path, name: str) -> list[Path]:
     """Write the export of each run; returns the files.
 
     Raises:
-        BadInput: an unknown export, or a directory without requests and time stamps.
+        BadInput: an unknown export, a directory without requests and time stamps, or a folder in `out` that is a link.
     """
     check_export(name)
-    return [path for one in shown for path in _write(one, out / "exports" / one.label, name)]
+    return [path for one in shown for path in _write(one, out, name)]
 
 
-def _write(shown: Shown, folder: Path, name: str) -> list[Path]:
+def _write(shown: Shown, out: Path, name: str) -> list[Path]:
+    folder = out / "exports" / shown.label
     rows, about = exported_rows(shown), _about(shown)
     if name == "ianvs":
         texts = {folder / ianvs.FILE: ianvs.table(rows, about)}
@@ -52,6 +54,7 @@ def _write(shown: Shown, folder: Path, name: str) -> list[Path]:
             for each, one in zip(names, rows, strict=True)
         }
     for path, text in texts.items():
+        refuse_link(path.parent, out)
         make_folder(path.parent)
         write_text(path, text)
     return list(texts)

@@ -24,6 +24,7 @@ from testbed.experiments.report.figures import row_names
 from testbed.experiments.report.intervals import Intervals, with_intervals
 from testbed.experiments.report.rows_table import rows_html, study_html
 from testbed.experiments.results.directory import write_text
+from testbed.experiments.results.folders import refuse_link
 from testbed.experiments.results.traffic import by_meaning
 from testbed.files import make_folder
 
@@ -82,8 +83,7 @@ def write_shown(
         raise BadInput(f"no rows are named {against!r}; there are {', '.join(names)}")
     intervals = [with_intervals(one.parts, one.config, against) if one.speculates else [] for one in shown]
     for folder in (out / "plots", out / "tables"):
-        if folder.is_symlink():
-            raise BadInput(f"{folder} is a link; choose another --out, or remove it")
+        refuse_link(folder, out)
         make_folder(folder)
     parts = [_section(one, found, out, formats) for one, found in zip(shown, intervals, strict=True)]
     compared = compared_html(shown) if len(shown) > 1 else ""

@@ -15,6 +15,7 @@ from testbed.assets.fingerprints import file_stamp
 from testbed.config import Config, load, resolved, save
 from testbed.errors import BadInput
 from testbed.experiments.inputs.scorers import scorer_file
+from testbed.experiments.results.folders import refuse_links
 from testbed.files import claim, file_bytes, held, require_empty, whole_file
 
 LOG = logging.getLogger(__name__)
@@ -47,11 +48,13 @@ def claimed(
 
     Raises:
         BadInput: the directory belongs to another configuration or contains other files, is in use by another process,
-            or cannot be written to; or one of the files has changed.
+            or cannot be written to; has links in it, which an archive of somebody else may; or one of the files has
+            changed.
     """
     if not (out / CONFIG).exists():
         require_empty(out, f"and holds no {what}")
     with held(out, f"another process is running the {what} in {out}; wait for it, or choose another --out"):
+        refuse_links(out)
         claim(out / CONFIG, config, lambda path: load(type(config), path), save, what, agree)
         if resumes and stamped:
             compare_inputs(resolved(config), out)

@@ -23,6 +23,7 @@ from testbed.config import DemoConfig, RunConfig, load, resolved
 from testbed.errors import BadInput, ConfigError, TestbedError
 from testbed.experiments.results.claims import CONFIG, changed, stamps
 from testbed.experiments.results.directory import SUMMARY
+from testbed.experiments.results.folders import refuse_links
 from testbed.experiments.runs.prepare import Workload
 from testbed.files import LOCK, require_empty
 from testbed.protocols.messages import Welcome, difference
@@ -93,9 +94,11 @@ class Journal:
         """Resume a run.
 
         Raises:
-            BadInput: `out` has no unfinished run, one that still runs, or one with other settings, prompts or files.
+            BadInput: `out` has no unfinished run, one that still runs, one with other settings, prompts or files,
+                or links in it.
         """
         path = out / NAME
+        refuse_links(out)
         try:
             file = path.open("r+b")
         except FileNotFoundError as exc:

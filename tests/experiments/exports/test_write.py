@@ -113,3 +113,16 @@ def test_what_has_no_time_stamps_is_refused(name: str, tmp_path: Path) -> None:
     path = save_run(tmp_path / "old", [row("greedy")])
     refuse(lambda: exported(path, tmp_path, name), BadInput, "no rounds with time stamps")
     refuse(lambda: exported(path, tmp_path, "csv"), BadInput, "'csv'", "guidellm, aiperf, ianvs")
+
+
+@pytest.mark.parametrize("linked", ["exports", "exports/1-run"])
+@pytest.mark.parametrize("name", EXPORTS)
+def test_nothing_is_written_through_a_folder_that_is_a_link(
+    name: str, linked: str, run: tuple[Path, dict[str, list[Outcome]]], tmp_path: Path
+) -> None:
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "out" / linked
+    elsewhere.mkdir()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    refuse(lambda: exported(run[0], tmp_path / "out", name), BadInput, f"{linked} is a link")
+    assert not list(elsewhere.iterdir())

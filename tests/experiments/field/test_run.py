@@ -215,6 +215,20 @@ def test_a_log_that_was_cut_off_is_mended(tmp_path: Path) -> None:
     refuse(lambda: read_field(out), BadInput, "line 1 is invalid")
 
 
+def test_a_log_that_is_a_link_is_not_mended(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a secret without a newline")
+    with open_log(tmp_path / "run", PLAN, False):
+        (tmp_path / "run" / LOG).unlink()
+    (tmp_path / "run" / LOG).symlink_to(tmp_path / "token")
+
+    def again() -> None:
+        with open_log(tmp_path / "run", PLAN, False):
+            pass
+
+    refuse(again, BadInput, "log.jsonl is a link")
+    assert (tmp_path / "token").read_text() == "a secret without a newline"
+
+
 def test_each_repeat_has_its_prompts_beside_the_results(tmp_path: Path) -> None:
     with open_log(tmp_path / "run", PLAN, False) as log:
         paths = [log.prompts(repeat) for repeat in (0, 1)]

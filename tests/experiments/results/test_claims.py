@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,37 @@ def test_a_directory_is_one_configurations_and_one_process_at_a_time(tmp_path: P
     refuse(lambda: enter(MINE, tmp_path), BadInput, "is not empty and holds no sweep")
     refuse(lambda: enter(MINE, tmp_path / "mine.txt"), BadInput, "mine.txt")
     assert not (tmp_path / ".lock").exists()
+
+
+def test_results_are_not_resumed_through_links(tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    enter(MINE, out)
+    (out / ".snapshot").symlink_to(elsewhere)  # hidden: not the run's
+    (tmp_path / "linked").symlink_to(out)
+    enter(MINE, tmp_path / "linked")
+    (out / "points").mkdir()
+    (out / "points" / "b378cba99e50").symlink_to(elsewhere)
+    refuse(lambda: enter(MINE, out), BadInput, "b378cba99e50 is a link")
+    (out / "points" / "b378cba99e50").unlink()
+    os.mkfifo(out / "log.jsonl")
+    refuse(lambda: enter(MINE, out), BadInput, "log.jsonl is a pipe or a device")
+    (out / "log.jsonl").unlink()
+    deep = out.joinpath(*["d"] * 40)
+    deep.mkdir(parents=True)
+    refuse(lambda: enter(MINE, out), BadInput, "nested more than 32 deep")
+
+
+def test_a_lock_is_made_in_no_other_folder_and_not_waited_for(tmp_path: Path) -> None:
+    enter(MINE, tmp_path / "out")
+    lock = tmp_path / "out" / ".lock"
+    lock.unlink()
+    lock.symlink_to(tmp_path / "elsewhere")
+    refuse(lambda: enter(MINE, tmp_path / "out"), BadInput, "cannot write", ".lock")
+    assert not (tmp_path / "elsewhere").exists()
+    lock.unlink()
+    os.mkfifo(lock)
+    refuse(lambda: enter(MINE, tmp_path / "out"), BadInput, "cannot write", ".lock")
 
 
 def test_what_agrees_may_differ_and_is_written_down(tmp_path: Path) -> None:

@@ -214,6 +214,13 @@ def test_what_is_kept_is_said_with_the_way_to_go_on(tmp_path: Path) -> None:
     assert "--out DIR" in kept(None) and kept(tmp_path / "none") == f"nothing is kept in {tmp_path / 'none'}"
 
 
+def test_a_journal_that_is_a_link_is_not_resumed(tmp_path: Path) -> None:
+    Journal.begin(tmp_path / "theirs", CONFIG, work()).close()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / NAME).symlink_to(tmp_path / "theirs" / NAME)
+    refuse(lambda: Journal.resume(tmp_path / "run", CONFIG, work()), BadInput, f"{NAME} is a link")
+
+
 def test_a_resumed_run_replays_its_trace_from_the_beginning(tmp_path: Path) -> None:
     before, after = (msgspec.structs.replace(CONFIG, csi=f"trace=a.csv,origin_s={at}") for at in (1.5, 9.25))
     Journal.begin(tmp_path, before, work()).close()

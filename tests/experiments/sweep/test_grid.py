@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.assets.fingerprints import model_fingerprint
+from testbed.config import save
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.sweep import run as sweep_run
 from testbed.experiments.sweep.grid import load_sweep, points, run_sweep
@@ -100,6 +101,19 @@ def test_rows_repeat_to_the_byte_and_passes_are_shared(tmp_path: Path, monkeypat
         run_sweep(load_sweep(written(tmp_path, f"run: {RUN}")), tmp_path / "b", lambda *_: None)
     with pytest.raises(BadInput, match="not empty"):
         run_sweep(config, tmp_path, lambda *_: None)
+
+
+def test_a_point_that_is_a_link_is_not_emptied(tmp_path: Path) -> None:
+    config = load_sweep(written(tmp_path, f"run: {RUN}"))
+    (key,) = (point.key for point in points(config))
+    (tmp_path / "a" / "points").mkdir(parents=True)
+    save(config, tmp_path / "a" / "config.yaml")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("precious")
+    (tmp_path / "a" / "points" / key).symlink_to(tmp_path / "thesis")
+    with pytest.raises(BadInput, match=f"{key} is a link"):
+        run_sweep(config, tmp_path / "a", lambda *_: None)
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter.txt"]
 
 
 SERIES = """
