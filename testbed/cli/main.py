@@ -32,6 +32,7 @@ from testbed.cli.ue import agent, memory, serve
 from testbed.cli.ue import run as ue
 from testbed.errors import BadInput, TestbedError
 from testbed.process import logs
+from testbed.process.children import keep_path_safe
 from testbed.process.interrupts import UNSTOPPABLE
 from testbed.process.streams import open_streams
 
@@ -217,6 +218,7 @@ def run() -> None:
     it as SIGTERM: Ctrl-C on a terminal reaches the parent as well, which reports it.
     """
     open_streams()
+    keep_path_safe()
     is_child = end_with_parent()
     if not sys.stderr.isatty():  # bars are for people, those of libraries too
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 
 from testbed.bs.monitor.source import Source, answer_all
@@ -22,6 +21,7 @@ from testbed.bs.monitor.wire import MonitorClosing, MonitorSetup, frame
 from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
+from testbed.process.children import module_command
 from testbed.process.interrupts import NUMBERS
 from testbed.tasks import Background, cancel
 from testbed.web.listening import key_in, listening, url_of
@@ -137,7 +137,7 @@ def _start(link: socket.socket, listener: socket.socket) -> subprocess.Popen[byt
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", WEB, str(os.getpid()), str(link.fileno()), str(listener.fileno())],
+            module_command(WEB, str(os.getpid()), str(link.fileno()), str(listener.fileno())),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(link.fileno(), listener.fileno()),
         )  # fmt: skip
     finally:

@@ -198,7 +198,17 @@ def _serve_echo(server: socket.socket) -> None:
 
 def _echo_s(address: tuple[str, int], prefix: Sequence[str], count: int) -> list[float]:
     """Round-trip times of echoes from the UE's side, in seconds."""
-    command = [*prefix, sys.executable, "-c", ECHO_CLIENT, address[0], str(address[1]), str(count), str(ECHO_BYTES)]
+    command = [
+        *prefix,
+        sys.executable,
+        "-I",
+        "-c",
+        ECHO_CLIENT,
+        address[0],
+        str(address[1]),
+        str(count),
+        str(ECHO_BYTES),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired as exc:

