@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ class AgentDevice:
     def __init__(self, agent: AgentConnection, name: str, trace: str | None, settle_s: float, say: Say) -> None:
         self._agent, self._name, self._say = agent, name, say
         self._trace, self._settle_s = trace, settle_s
-        self._there: dict[str, str] = {}
+        self._names: dict[str, dict[Path, str]] = {}
+        self._there: set[str] = set()
         self._link: str | None = None
 
     def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
@@ -77,8 +78,8 @@ class AgentDevice:
         self._bring(self._agent.wait(order.id), out)
 
     def collect(self, config: RunConfig, out: Path) -> bool:
-        """Fetch a run if it is done; returns whether it was."""
-        state = self._agent.state(self._order(config, out).id)
+        """Fetch a run if it is done; returns whether it was. Nothing is uploaded: the agent learns the order's id."""
+        state = self._agent.state(self._order(config, out, self._known_as).id)
         if state.state == "done":
             self._bring(state, out)
         return state.state == "done"
@@ -106,10 +107,12 @@ class AgentDevice:
 
     # ------------------------------------------------------------ orders
 
-    def _order(self, config: RunConfig, out: Path) -> Order:
-        there = {name: self.put(value) for name, value in _filed(config).items()}
+    def _order(self, config: RunConfig, out: Path, name: Callable[[str], str] | None = None) -> Order:
+        """The order for a run; the files that it reads are uploaded, unless `name` gives their names."""
+        name = name or self.put
+        there = {option: name(value) for option, value in _filed(config).items()}
         config = msgspec.structs.replace(config, csi="link", keys=None, insecure=False, **there)
-        trace = self.put(str(find("traces", self._trace))) if self._trace else None
+        trace = name(str(find("traces", self._trace))) if self._trace else None
         return run_order(f"{self._name}-{out.parent.name}-{out.name}", Running(config, self._link, trace))
 
     def put(self, path: str) -> str:
@@ -118,19 +121,33 @@ class AgentDevice:
         Raises:
             BadInput: no such file or folder, or too many files.
         """
+        name = self._known_as(path)
         if path not in self._there:
-            self._there[path] = self._put(Path(path))
-        return self._there[path]
+            for file, stored in self._names[path].items():
+                self._agent.put(stored, file)
+            self._there.add(path)
+        return name
 
-    def _put(self, path: Path) -> str:
-        files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
-        if not files or not files[0].is_file() or len(files) > MOST_FILES:
-            raise BadInput(f"{path} is not a file or a folder of 1 to {MOST_FILES} files")
-        marks = {file: digest_of(file)[:MARK] for file in files}
-        folder = f"{min(marks.values())}-{_plain(path.name)}" if path.is_dir() else marks[path]
-        for file in files:
-            self._agent.put(f"{folder}/{_plain(file.name)}", file)
-        return folder if path.is_dir() else f"{folder}/{_plain(path.name)}"
+    def _known_as(self, path: str) -> str:
+        """Name that a file or a folder of files has at the agent, whether or not it is there."""
+        if path not in self._names:
+            self._names[path] = _names(Path(path))
+        first = next(iter(self._names[path].values()))
+        return first.partition("/")[0] if Path(path).is_dir() else first
+
+
+def _names(path: Path) -> dict[Path, str]:
+    """Names at an agent of a file, or of the files of a folder, with digests: a changed file has another name.
+
+    Raises:
+        BadInput: no such file or folder, or too many files.
+    """
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+    if not files or not files[0].is_file() or len(files) > MOST_FILES:
+        raise BadInput(f"{path} is not a file or a folder of 1 to {MOST_FILES} files")
+    marks = {file: digest_of(file)[:MARK] for file in files}
+    folder = f"{min(marks.values())}-{_plain(path.name)}" if path.is_dir() else marks[path]
+    return {file: f"{folder}/{_plain(file.name)}" for file in files}
 
 
 def _plain(name: str) -> str:
