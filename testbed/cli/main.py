@@ -19,10 +19,11 @@ import typer
 from typer.main import get_command
 
 from testbed import __version__
-from testbed.cli import bs, capacity, cell, doctor, estimator, field, keys, models, power, predictor
+from testbed.cli import bs, capacity, cell, doctor, estimator, field, keys, power, predictor
 from testbed.cli.channel import group as channel
 from testbed.cli.head import group as head
 from testbed.cli.latency import group as latency
+from testbed.cli.models import group as models
 from testbed.cli.optim import group as optim
 from testbed.cli.output import for_stderr
 from testbed.cli.runs import bench, chat, demo, report, rerun, sweep

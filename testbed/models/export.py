@@ -67,7 +67,7 @@ def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     checkpoint = Checkpoint(model_dir)
-    arch = _architecture(checkpoint)
+    arch = architecture_of(checkpoint)
     entries = _entries(checkpoint, arch, DTYPES[dtype][0])
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
@@ -85,7 +85,7 @@ def export_gguf(model_dir: Path, out: Path, dtype: DTypeName = "f32") -> None:
             writer.write_tensor_data(gguf.quantize(entry.read(), entry.kind))
 
 
-def _architecture(checkpoint: Checkpoint) -> gguf.MODEL_ARCH:
+def architecture_of(checkpoint: Checkpoint) -> gguf.MODEL_ARCH:
     """Architecture of the model, after checking that llama.cpp supports its configuration."""
     arch = ARCHITECTURES.get(checkpoint.architecture)
     if arch is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput
+from testbed.experiments.inputs.chat_prompts import chat_prompts
 from testbed.experiments.inputs.formats import Example, examples_of
 from testbed.files import file_bytes
 from testbed.models.edits import edits
@@ -17,8 +18,8 @@ from testbed.models.problems import SPLITS, generate
 
 BUNDLED = "bundled:"
 """Begin of the names of bundled data sets."""
-EDITS = "edit"
-"""Name of the edit task among them."""
+EDITS, CHAT = "edit", "chat"
+"""Names of the edit task and of the chat prompts, which have no answers, among them."""
 BUNDLED_SIZE = 500
 BUNDLED_SEED = 2026
 """Seed of the bundled calibration and test problems; training uses other seeds and another split."""
@@ -30,8 +31,8 @@ def load_dataset(spec: str, limit: int | None = None, turns: bool = False) -> li
     """Load the examples of a data set.
 
     Args:
-        spec: `bundled:test`, `bundled:calibration`, `bundled:edit`, a JSONL file (or a JSON list) in one of the
-            `formats`, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
+        spec: `bundled:test`, `bundled:calibration`, `bundled:edit`, `bundled:chat`, a JSONL file (or a JSON list)
+            in one of the `formats`, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
         limit: maximum number of examples; None: all.
         turns: whether later turns of conversations are examples, too; else the first of each is.
 
@@ -53,8 +54,8 @@ def load_dataset(spec: str, limit: int | None = None, turns: bool = False) -> li
 
 
 def _bundled(split: str, count: int) -> list[Example]:
-    if split not in (*SPLITS, EDITS):
-        known = ", ".join(BUNDLED + name for name in (*SPLITS, EDITS))
+    if split not in (*SPLITS, EDITS, CHAT):
+        known = ", ".join(BUNDLED + name for name in (*SPLITS, EDITS, CHAT))
         raise BadInput(f"no bundled data set {split!r}; known: {known}")
     return list(_generated(split, count))
 
@@ -62,6 +63,8 @@ def _bundled(split: str, count: int) -> list[Example]:
 @functools.lru_cache(maxsize=8)
 def _generated(split: str, count: int) -> tuple[Example, ...]:
     """Cached, since a sweep loads the same examples for every point."""
+    if split == CHAT:
+        return tuple(Example(text) for text in chat_prompts(BUNDLED_SEED)[:count])
     if split == EDITS:
         return tuple(Example(*pair) for pair in itertools.islice(edits(BUNDLED_SEED), count))
     return tuple(Example(p.question, p.answer) for p in itertools.islice(generate(split, BUNDLED_SEED), count))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from testbed.intervals import LEAST_VALUES
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.methods import COLOCATED
-from testbed.ue.records import RequestRecord, RoundRecord
+from testbed.ue.records import RequestRecord
 from testbed.ue.run import Outcome
 
 TAILS = (50, 95, 99)
@@ -53,7 +53,19 @@ def times_from(ends_s: Sequence[float], latency_s: float, tokens: int) -> Reques
     return RequestTimes(ends_s[0] - arrived_s, latency_s, tokens, gaps_s)
 
 
-def acceptance_columns(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+class DraftedRound(Protocol):
+    """A round as far as acceptance goes, such as a `RoundRecord`."""
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of the window."""
+
+    @property
+    def accepted(self) -> int:
+        """Leading tokens of it that were accepted."""
+
+
+def acceptance_columns(rounds: Sequence[DraftedRound]) -> dict[str, Any]:
     """Acceptance over the rounds that drafted; None if none did."""
     pairs = np.array([(r.drafted, r.accepted) for r in rounds if r.drafted], np.int64).reshape(-1, 2)
     names = ("acceptance", "acceptance_cond", "mean_accepted", "mean_acceptance_length", "acceptance_by_position")

@@ -165,12 +165,17 @@ def _record(file: Path, difference: float) -> None:
 
 
 def export_and_prove(
-    model_dir: Path, out: Path, dtype: DTypeName = "f32", least_agreement: float | None = None
+    model_dir: Path,
+    out: Path,
+    dtype: DTypeName = "f32",
+    least_agreement: float | None = None,
+    ids: Sequence[int] | None = None,
 ) -> Parity:
     """Export a model directory and compare the file under llama.cpp with transformers; keep it only where they agree.
 
     Args:
         least_agreement: share of equal greedy tokens that suffices; None: the dtype's, see `AGREEMENTS`.
+        ids: text on which they are compared; None: bundled problems, or random ids where there is no tokenizer.
 
     Raises:
         ModelError: as `export_gguf` and `prove_parity`, or the two differ by more than the dtype's tolerance.
@@ -182,7 +187,7 @@ def export_and_prove(
     unproved = out.with_name(f"{out.name}.unproved")
     try:
         export_gguf(model_dir, unproved, dtype)
-        parity = prove_parity(model_dir, unproved, dtype, text_ids(model_dir), enough)
+        parity = prove_parity(model_dir, unproved, dtype, text_ids(model_dir) if ids is None else ids, enough)
         if not parity.ok:
             hint = "" if dtype not in AGREEMENTS else "; --min-agreement SHARE keeps a drafter that agrees less often"
             raise ModelError(f"{model_dir}: its GGUF file computes something else, and is not kept: {parity}{hint}")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from testbed.cli.models import distill
 from testbed.cli.options import AsJson, Force, completion, configured, refuse_to_overwrite
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
@@ -224,3 +225,6 @@ def card(
         note(f"falls short: {line}")
     if check and short:
         raise TestbedError(f"the pair falls short: {'; '.join(short)}")
+
+
+app.command("distill")(distill.distill)

@@ -1,0 +1,150 @@
+"""The target's own answers, with its most likely ids at every token: what a drafter is distilled on.
+
+They are generated through the engine, a chunk of prompts at a time; each chunk is a file, so that an interrupted
+generation goes on with the first missing one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
+from testbed.errors import BadInput
+from testbed.experiments.lockstep.decoding import Decoding, Lockstep
+from testbed.files import npz_arrays, whole_file
+
+CHUNK_LANES = 4
+"""Prompts of a chunk for each that is answered at a time: idle lanes at a chunk's end are few then."""
+NOTHING_DRAFTED = np.empty(0, np.int32)
+Progress = Callable[[int, int, str], None]
+
+
+class TargetAnswer(NamedTuple):
+    """A prompt and the target's greedy answer."""
+
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+    """[m] the end id included, if it came."""
+    top: NDArray[np.int32]
+    """[m, k] ids that the target found most likely, the most likely first."""
+    logprobs: NDArray[np.float16]
+    """[m, k] their natural log-probabilities."""
+
+
+class AnswerTaking(NamedTuple):
+    """How answers are taken.
+
+    Attributes:
+        max_tokens: length limit of an answer.
+        ends: ids that end it.
+        top: number k of ids kept at each token.
+        lanes: prompts answered at a time.
+    """
+
+    max_tokens: int
+    ends: Collection[int]
+    top: int
+    lanes: int
+
+
+def take_answers(
+    prompts: Sequence[Sequence[int]],
+    taking: AnswerTaking,
+    engine: Callable[[], VerifyEngine],
+    folder: Path,
+    progress: Progress,
+) -> tuple[list[TargetAnswer], float]:
+    """Answers of all prompts in order, of which those in the folder's files are not generated again, and the seconds
+    that their generation took.
+
+    Args:
+        engine: called where an answer is missing.
+
+    Raises:
+        BadInput: a damaged file.
+        EngineError: the engine failed; finished chunks are kept.
+    """
+    size = taking.lanes * CHUNK_LANES
+    found: list[TargetAnswer] = []
+    seconds = 0.0
+    for chunk, start in enumerate(range(0, len(prompts), size)):
+        path, group = folder / f"{chunk:05d}.npz", prompts[start : start + size]
+        progress(start, len(prompts), "answers")
+        if not path.exists():
+            _generate(path, group, taking, engine(), _later(progress, start, len(prompts)))
+        read, took_s = _read(path)
+        if [one.prompt.tolist() for one in read] != [list(prompt) for prompt in group]:
+            raise BadInput(f"{path} has answers to other prompts; choose another --out")
+        found += read
+        seconds += took_s
+    progress(len(prompts), len(prompts), "answers")
+    return found, seconds
+
+
+def _later(progress: Progress, start: int, total: int) -> Callable[[int], None]:
+    """Progress within a chunk that begins with prompt `start`."""
+    return lambda done: progress(start + done, total, "answers")
+
+
+def _generate(
+    path: Path,
+    prompts: Sequence[Sequence[int]],
+    taking: AnswerTaking,
+    engine: VerifyEngine,
+    told: Callable[[int], None],
+) -> None:
+    """Write the file of a chunk."""
+    start_s = time.perf_counter()
+    found: dict[int, TargetAnswer] = {}
+    decodings = (_answer(str(i), prompt, taking) for i, prompt in enumerate(prompts))
+    for number, one in Lockstep(engine, taking.lanes).run(decodings):
+        found[number] = one
+        told(len(found))
+    _write(path, [found[i] for i in range(len(prompts))], time.perf_counter() - start_s)
+
+
+def _answer(session: str, prompt: Sequence[int], taking: AnswerTaking) -> Decoding[TargetAnswer]:
+    """Decode one answer, a token a pass."""
+    text = np.array(prompt, np.int32)
+    top, logprobs = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
+    while len(top) < taking.max_tokens and not (top and int(text[-1]) in taking.ends):
+        result = yield VerifyRequest(session, text, NOTHING_DRAFTED, logprobs=True)
+        assert result.logprobs is not None
+        row = result.logprobs[0]
+        best = np.argpartition(row, -min(taking.top, len(row)))[-taking.top :]
+        best = best[np.argsort(-row[best], kind="stable")]
+        top.append(best)
+        logprobs.append(row[best])
+        text = np.append(text, result.argmax[:1])
+    return TargetAnswer(
+        text[: len(prompt)], text[len(prompt) :], np.array(top, np.int32), np.array(logprobs, np.float16)
+    )
+
+
+def _write(path: Path, answers: Sequence[TargetAnswer], seconds: float) -> None:
+    joined = {name: np.concatenate([getattr(one, name) for one in answers]) for name in TargetAnswer._fields}
+    lengths = {
+        f"{name}_lengths": np.array([len(getattr(one, name)) for one in answers]) for name in ("prompt", "output")
+    }
+    with whole_file(path) as part, part.open("wb") as file:
+        arrays: dict[str, Any] = {"seconds": np.array(seconds), **joined, **lengths}
+        np.savez(file, **arrays)
+
+
+def _read(path: Path) -> tuple[list[TargetAnswer], float]:
+    arrays: dict[str, Any] = npz_arrays(path)
+    try:
+        ends = {name: np.cumsum(arrays[f"{name}_lengths"]) for name in ("prompt", "output")}
+        parts = [
+            np.split(arrays[name], ends["prompt" if name == "prompt" else "output"][:-1])
+            for name in TargetAnswer._fields
+        ]
+        return [TargetAnswer(*fields) for fields in zip(*parts, strict=True)], float(arrays["seconds"])
+    except (KeyError, IndexError, TypeError, ValueError) as exc:
+        raise BadInput(f"{path} is damaged ({exc}); remove it, and its answers are generated again") from exc

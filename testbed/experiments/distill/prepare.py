@@ -1,0 +1,77 @@
+"""Checks of a distillation before any long work: files of the target, shape of the drafter, prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.assets.model_names import named
+from testbed.bs.engines.target import Target, describe, find
+from testbed.errors import BadInput
+from testbed.experiments.distill.config import DistillConfig
+from testbed.experiments.distill.vocabulary import frequent_ids
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.formats import prompt_ids
+from testbed.experiments.inputs.pair import target_for
+from testbed.files import json_object
+from testbed.protocols.vocabulary import tokenizer_file
+from testbed.ue.prompts import Prompter
+
+
+class Distillation(NamedTuple):
+    """What a distillation works with."""
+
+    model: Path
+    """The target's Hugging Face directory, whose weights the drafter begins with."""
+    target: Target
+    """The target as the engine loads it."""
+    layers: tuple[int, ...]
+    """Of the target, for the drafter."""
+    prompts: list[list[int]]
+    """To train on."""
+    held_out: list[list[int]]
+
+
+def prepared(config: DistillConfig) -> Distillation:
+    """Check a configuration and load its prompts.
+
+    Raises:
+        BadInput: a target, shape or data set that cannot be used.
+    """
+    from testbed.models.distill.student import StudentShape, check_student, chosen_layers
+
+    model = find(named(config.target, "target"))
+    if not model.is_dir():
+        raise BadInput(f"{model} is a file; give --target a Hugging Face directory, whose layers can be trained")
+    tokenizer_file(model)
+    target = describe(target_for(config.engine, config.target))
+    layers = chosen_layers(config.layers, int(json_object(model / "config.json").get("num_hidden_layers", 0)))
+    check_student(model, StudentShape(layers, config.hidden), quantised=config.gguf != "f16")
+    if config.vocabulary is not None:
+        frequent_ids((), model, config.vocabulary, target.end_ids)
+    prompts = _prompts(config, target)
+    _check_room(prompts, target, config)
+    return Distillation(model, target, layers, prompts[: -config.held_out], prompts[-config.held_out :])
+
+
+def _prompts(config: DistillConfig, target: Target) -> list[list[int]]:
+    """Ids of all prompts, the held-out ones last."""
+    examples = load_dataset(config.prompts, config.limit + config.held_out)
+    if len(examples) <= config.held_out:
+        raise BadInput(
+            f"{config.prompts} has {len(examples)} prompts: none is left beside --held-out {config.held_out}"
+        )
+    prompter = Prompter(target.path, config.prompt_format)
+    return [prompt_ids(prompter, example) for example in examples]
+
+
+def _check_room(prompts: Sequence[Sequence[int]], target: Target, config: DistillConfig) -> None:
+    longest = max(map(len, prompts))
+    if longest + config.max_tokens + 1 > target.max_positions:
+        raise BadInput(
+            f"a prompt of {longest} tokens plus {config.max_tokens} output tokens exceeds the target's context of "
+            f"{target.max_positions}; lower --max-tokens"
+        )
+    if all(len(prompt) >= config.length for prompt in prompts):
+        raise BadInput(f"every prompt has {config.length} tokens or more, so no answer is read; raise --length")

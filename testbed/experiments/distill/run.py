@@ -1,0 +1,182 @@
+"""`testbed models distill`: a drafter for a target, from its own answers.
+
+The stages are answers, training, export and card. What is finished stays in the directory: answers by chunks of
+prompts, the training by checkpoints. The same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from testbed.bs.engines.base import VerifyEngine, VerifyRequest
+from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.config import load
+from testbed.errors import BadInput
+from testbed.experiments.distill.answers import NOTHING_DRAFTED, AnswerTaking, Progress, TargetAnswer, take_answers
+from testbed.experiments.distill.card import write_card
+from testbed.experiments.distill.config import DistillConfig
+from testbed.experiments.distill.measure import measured
+from testbed.experiments.distill.prepare import Distillation, prepared
+from testbed.experiments.distill.vocabulary import LessonMaker, frequent_ids, write_tokenizer
+from testbed.experiments.results.claims import CONFIG, claimed, kept
+from testbed.files import make_folder, whole_file
+from testbed.models.distill.lesson import Lesson
+from testbed.process.cores import model_threads
+from testbed.protocols.vocabulary import BESIDE_GGUF, FILE
+
+ANSWERS, CHECKPOINT, TARGET = "work/answers", "work/training.pt", "work/target.json"
+MODEL, DRAFTER = "model", "drafter.gguf"
+PASSES = 24
+"""Passes of the target that are timed, one token each."""
+Say = Callable[[str], None]
+
+
+def distill(config: DistillConfig, out: Path, say: Say, progress: Progress) -> dict[str, Any]:
+    """Distill a drafter into a directory; returns the card's document.
+
+    Raises:
+        BadInput: unusable settings or models, or `out` holds another distillation.
+        ModelError: the GGUF file computes something else than the trained weights.
+        EngineError: the engine failed; finished answers are kept.
+    """
+    work = prepared(config)
+    with claimed(config, out, "distillation", lambda before: _agree(config, before, out)):
+        make_folder(out / ANSWERS)
+        leave_a_core(config.threads, work.target.weights_bytes)
+        answers, facts = _answers(config, work, out, say, progress)
+        train, held_out = answers[: len(work.prompts)], answers[len(work.prompts) :]
+        ids = _tokenizer(config, work, train, out)
+        maker = LessonMaker(work.model, None if ids is None else out, config.length)
+        lessons = [one for one in map(maker.lesson, train) if len(one.places)]
+        checks = [maker.lesson(one) for one in held_out]
+        facts |= {"coverage": maker.coverage(train), "vocabulary": None if ids is None else len(ids)}
+        facts |= _trained(config, work, ids, (lessons, checks), out, say, progress)
+        facts |= _exported(config, checks, out, say)
+        facts |= measured(config, work, held_out, out / DRAFTER, say, progress)
+        return write_card(config, work, facts, out)
+
+
+def begun(out: Path) -> DistillConfig:
+    """The settings of a distillation that a directory holds.
+
+    Raises:
+        BadInput: it holds none.
+    """
+    if not (out / CONFIG).is_file():
+        raise BadInput(f"{out} holds no distillation to go on with; leave --resume out")
+    return load(DistillConfig, out / CONFIG)
+
+
+def _agree(config: DistillConfig, before: DistillConfig, out: Path) -> None:
+    """Refuse to go on with another distillation; threads and device may differ."""
+    if msgspec.structs.replace(before, threads=config.threads, device=config.device) != config:
+        raise BadInput(
+            f"{out} holds another distillation; choose another --out, or give --resume without other options"
+        )
+
+
+def _answers(
+    config: DistillConfig, work: Distillation, out: Path, say: Say, progress: Progress
+) -> tuple[list[TargetAnswer], dict[str, Any]]:
+    """The target's answers to all prompts, the held-out ones last, and how long they took."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def engine() -> VerifyEngine:
+            say(f"loading {work.target.path} on {config.engine}")
+            made = load_engine(
+                config.engine, work.target.path, dtype=config.dtype, vocab_size=work.target.vocab_size,
+                max_model_len=_positions(config, work),
+            )  # fmt: skip
+            return stack.enter_context(contextlib.closing(made))
+
+        taking = AnswerTaking(config.max_tokens, frozenset(work.target.end_ids), config.top, config.concurrency)
+        answers, seconds = take_answers([*work.prompts, *work.held_out], taking, engine, out / ANSWERS, progress)
+        target_ms = kept(out / TARGET, float, lambda: _pass_ms(engine(), answers[-1]))
+    tokens = sum(len(one.output) for one in answers)
+    say(f"answers: {tokens} tokens of {len(answers)} prompts in {seconds:.0f} s, {tokens / seconds:.0f} tokens/s")
+    return answers, {"answer_tokens": tokens, "answer_s": seconds, "engine_pass_ms": target_ms}
+
+
+def _positions(config: DistillConfig, work: Distillation) -> int:
+    """Positions that the engine needs."""
+    return max(map(len, [*work.prompts, *work.held_out])) + config.max_tokens + 1
+
+
+def _pass_ms(engine: VerifyEngine, answer: TargetAnswer) -> float:
+    """Median time of a pass that decodes one token of one sequence."""
+    times_s, text = [], answer.prompt
+    for token in answer.output[:PASSES]:
+        start_s = time.perf_counter()
+        engine.verify([VerifyRequest("timed", text, NOTHING_DRAFTED)])
+        times_s.append(time.perf_counter() - start_s)
+        text = np.append(text, token)
+    engine.release("timed")
+    return 1e3 * float(np.median(times_s[1:] or times_s))  # the first one reads the prompt
+
+
+def _tokenizer(
+    config: DistillConfig, work: Distillation, answers: Sequence[TargetAnswer], out: Path
+) -> tuple[int, ...] | None:
+    """Write the drafter's tokenizer; returns the target's ids that it has, None: all."""
+    if config.vocabulary is None:
+        for name in BESIDE_GGUF:
+            if (work.model / name).exists():
+                with whole_file(out / name) as part:
+                    shutil.copyfile(work.model / name, part)
+        return None
+    ids = frequent_ids(answers, work.model, config.vocabulary, work.target.end_ids)
+    write_tokenizer(work.model, ids, out)
+    return ids
+
+
+def _trained(
+    config: DistillConfig,
+    work: Distillation,
+    ids: tuple[int, ...] | None,
+    data: tuple[Sequence[Lesson], Sequence[Lesson]],
+    out: Path,
+    say: Say,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train, and write the Hugging Face directory; returns facts about the training."""
+    import torch
+
+    from testbed.experiments.distill.training import train
+    from testbed.models.distill.student import StudentShape, make_student
+
+    if not data[0]:
+        raise BadInput(f"no prompt leaves room for an answer in {config.length} tokens; raise --length")
+    torch.set_num_threads(config.threads or model_threads(work.target.weights_bytes))
+    student = make_student(work.model, StudentShape(work.layers, config.hidden, ids, config.seed))
+    state = train(config, student, data, out / CHECKPOINT, say, progress)
+    make_folder(out / MODEL)
+    state.model.cpu().save_pretrained(out / MODEL)
+    shutil.copyfile(out / FILE, out / MODEL / FILE)
+    return {
+        "parameters": sum(one.numel() for one in state.model.parameters()),
+        "hidden": int(state.model.config.hidden_size),
+        "steps": state.step,
+        "trained_tokens": state.tokens,
+        "train_s": state.seconds,
+        "looks": [one._asdict() for one in state.looks],
+    }
+
+
+def _exported(config: DistillConfig, checks: Sequence[Lesson], out: Path, say: Say) -> dict[str, Any]:
+    """Write the GGUF file, once it is found to compute what the trained weights compute on held-out text."""
+    from testbed.models.real.parity import export_and_prove
+
+    text = max(checks, key=lambda one: len(one.ids)).ids.tolist()
+    parity = export_and_prove(out / MODEL, out / DRAFTER, config.gguf, config.min_agreement, text)
+    say(f"wrote {out / DRAFTER}: {parity}")
+    return {"bytes": (out / DRAFTER).stat().st_size, "parity": msgspec.to_builtins(parity)}
