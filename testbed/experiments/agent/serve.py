@@ -257,7 +257,7 @@ class Agent:
             (kept.result / JOURNAL).unlink(missing_ok=True)
             try:
                 self._write_end(kept, "done", "", began_s, await asyncio.to_thread(result_files, kept.result))
-            except TestbedError as exc:
+            except (OSError, TestbedError) as exc:  # deleted meanwhile, perhaps: then its end is recorded already
                 self._write_end(kept, "failed", str(exc), began_s)
 
     def _write_end(

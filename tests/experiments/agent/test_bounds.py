@@ -16,10 +16,11 @@ import pytest
 
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.agent import files as agent_files
+from testbed.experiments.agent import stored_orders
 from testbed.experiments.agent.files import IDLE_PART_S, MOST_PARTS, PART_S, PARTS, SPARE_BYTES, Files
 from testbed.experiments.agent.serve import MOST_WAIT_S, Agent, AgentSetup, run_agent
 from testbed.experiments.agent.stored_orders import StoredOrder
-from testbed.protocols.orders import Cancel, Drop, Order, Probing, Put
+from testbed.protocols.orders import Cancel, Drop, Order, Probing, Put, digest_of
 from testbed.tasks import cancel
 from tests.support.refusals import refuse
 
@@ -193,3 +194,38 @@ async def test_an_order_that_was_cancelled_and_dropped_ends_without_a_trace(tmp_
     for code in (-9, 0, 1):
         await agent._end(kept, code, "", 0.0)
     assert not kept.folder.exists()
+
+
+async def test_an_order_may_be_dropped_while_its_results_are_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lab machine ended the agent so, and with it the orders of others."""
+    agent = Agent(AgentSetup("", tmp_path), lambda _: None)
+    agent.answer(order("x", 0), {})
+    (kept,) = agent._orders.waiting()
+    kept.result.mkdir()
+    (kept.result / "rounds.parquet").write_bytes(b"abc")
+
+    def dropped(path: Path) -> str:
+        agent.answer(Cancel(prefix="x"), {})
+        agent.answer(Drop(id="x"), {})
+        return digest_of(path)
+
+    monkeypatch.setattr(stored_orders, "digest_of", dropped)
+    await agent._end(kept, 0, "", 0.0)
+    assert not kept.folder.exists()
+
+
+async def test_results_that_cannot_be_read_are_a_failed_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(AgentSetup("", tmp_path), lambda _: None)
+    agent.answer(order("x", 0), {})
+    (kept,) = agent._orders.waiting()
+    kept.result.mkdir()
+    (kept.result / "summary.json").write_bytes(b"{}")
+
+    def broken(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(stored_orders, "digest_of", broken)
+    await agent._end(kept, 0, "", 0.0)
+    assert kept.ended is not None and kept.ended["state"] == "failed" and "Input/output" in kept.ended["note"]
