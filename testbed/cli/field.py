@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed.assets.hub import no_downloads
 from testbed.cli.options import AsJson, completion
 from testbed.cli.output import note, print_json, progress, visible
 from testbed.cli.screens import CommandGroup
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 app = CommandGroup(
     no_args_is_help=True, help="A guided run at several distances, in the field or rehearsed at the desk."
 )
+AsConfigured = Annotated[
+    bool,
+    typer.Option("--as-configured", help="Let models and data sets of the hub that DIR names be downloaded."),
+]
 PlanFile = Annotated[
     str,
     typer.Argument(
@@ -114,6 +119,7 @@ def _visit(plan: FieldPlan, where: Path, emulated: bool, unattended: bool, repla
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a field run, finished or not.")],
     replay: Annotated[bool, typer.Option(help="Run all of it again in virtual time.")] = True,
+    as_configured: AsConfigured = False,
     as_json: AsJson = False,
 ) -> None:
     """Summarize a field run from its directory: samples, recorded links as traces, virtual runs, report.html.
@@ -126,8 +132,9 @@ def report(
     """
     from testbed.experiments.field.log import read_field
 
-    _, log, emulated = read_field(directory)
-    _report(log, emulated, replay, as_json)
+    with no_downloads(not as_configured):
+        _, log, emulated = read_field(directory)
+        _report(log, emulated, replay, as_json)
 
 
 @app.command()
@@ -162,6 +169,7 @@ def deploy(
 @app.command()
 def collect(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a field run.")],
+    as_configured: AsConfigured = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch the results that agents produced while this machine was disconnected; give no new orders.
@@ -174,7 +182,7 @@ def collect(
     from testbed.experiments.field.log import open_log, read_field
 
     plan, _, emulated = read_field(directory)
-    with open_log(directory, plan, emulated) as log:
+    with no_downloads(not as_configured), open_log(directory, plan, emulated) as log:
         found = bring(log, note)
     if as_json:
         print_json(found)

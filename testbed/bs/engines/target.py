@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
 
+from testbed.assets.hub import may_download
 from testbed.errors import ModelError
 from testbed.files import json_object
 from testbed.llama.gguf_rules import EMBEDDING, NO_TOKEN, check_gguf
@@ -38,7 +39,8 @@ class Target:
 
 
 def find(model: str) -> Path:
-    """Path of a model given as a directory, a GGUF file or a Hugging Face id (downloaded, or from the local cache).
+    """Path of a model given as a directory, a GGUF file or a Hugging Face id (from the local cache, or downloaded
+    if that is allowed).
 
     Raises:
         ModelError: none of them.
@@ -53,8 +55,12 @@ def find(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES)))
+        return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES), local_files_only=not may_download()))
     except Exception as exc:  # the hub's client has no common base for "not there" and "no network"
+        if not may_download():
+            raise ModelError(
+                f"no model at {model}: neither a directory nor in the hub's cache on this machine"
+            ) from exc
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise ModelError(f"no model at {model}: no such directory, and the hub says: {reason}") from exc
 

@@ -27,7 +27,8 @@ def rerun(
         bool,
         typer.Option(
             "--as-configured",
-            help="Let a `ue run` contact base stations on other machines and read a data set that is not bundled.",
+            help="Let models and data sets of the hub be downloaded, and a `ue run` contact base stations on other "
+            "machines and read a data set that is not bundled.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -25,6 +25,7 @@ from testbed.experiments.field.samples import (
 )  # fmt: skip
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.folders import refuse_links
 
 SAMPLES = "samples.parquet"
 Rows = list[dict[str, Any]]
@@ -39,8 +40,9 @@ def report_field(log: FieldLog, emulated: bool, say: Say, progress: Progress, re
         progress: called with the numbers of replayed and of all cells.
 
     Raises:
-        BadInput: no cell is finished.
+        BadInput: no cell is finished, or the directory has links in it.
     """
+    refuse_links(log.out)
     cells = done_cells(log)
     if not cells:
         raise BadInput(f"{log.out} has no finished runs; continue it with testbed field run")

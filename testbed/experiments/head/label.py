@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.assets.hub import no_downloads
 from testbed.bs.engines.registry import leave_a_core
 from testbed.bs.engines.target import Target, describe
 from testbed.decision_head.episodes import EpisodeStore, Mismatches
@@ -47,7 +48,8 @@ def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, pro
     if chosen is None:
         check_builtin(meta.scorer, directory, f"give --scorer {meta.scorer}")
     score = scorer(chosen or meta.scorer)
-    target = _target(store, config)
+    with no_downloads(config.model is None):  # the collection's own: a directory of others must not choose
+        target = _target(store, config)
     choose(store, chosen)
     task = AnswerTask(Completer(target.end_ids), meta.max_tokens, Prompter(target.path).text, score)
     spent = NOTHING

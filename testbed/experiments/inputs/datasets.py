@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from testbed.assets.hub import may_download
 from testbed.errors import BadInput
 from testbed.experiments.inputs.chat_prompts import chat_prompts
 from testbed.experiments.inputs.formats import Example, examples_of
@@ -110,6 +111,10 @@ def _parse(where: str, text: str) -> Any:
 def _hub(spec: str) -> Iterator[tuple[str, Any]]:
     """Rows of a data set of the hub with their places."""
     name, config, split = [*spec.split(":"), "", ""][:3]
+    if not may_download():
+        raise BadInput(
+            f"a directory names the data set hf:{name}: only you may choose what is downloaded (--as-configured)"
+        )
     try:
         import datasets
     except ModuleNotFoundError as exc:

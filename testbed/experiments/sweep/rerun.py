@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.assets.hub import no_downloads
 from testbed.channel.access import is_loopback
 from testbed.channel.spec import channel_text, parse_channel
 from testbed.config import Config, DemoConfig, RunConfig, load
@@ -43,7 +44,8 @@ def rerun(run: Path, out: Path, say: Say, own_scorer: bool = False, as_configure
 
     Args:
         own_scorer: whether a scorer that is not built in may run, which is code that the directory names.
-        as_configured: whether a `ue run` may contact other machines and read a data set that is not bundled.
+        as_configured: whether models and data sets of the hub may be downloaded, and a `ue run` may contact other
+            machines and read a data set that is not bundled.
 
     Raises:
         BadInput: not a run directory, a run of another command, a scorer that may not run, a base station or data set
@@ -51,7 +53,8 @@ def rerun(run: Path, out: Path, say: Say, own_scorer: bool = False, as_configure
     """
     read_summary(run)
     require_empty(out)
-    kind = _run(run, out, say, own_scorer, as_configured)
+    with no_downloads(not as_configured):
+        kind = _run(run, out, say, own_scorer, as_configured)
     return {"run": str(run), "rerun": str(out), "kind": kind, **compare(run, out)}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
+from testbed.assets.hub import no_downloads
 from testbed.bs.engines.target import Target, describe, find
 from testbed.errors import ModelError
 from testbed.models.bundle import bundled_target
@@ -60,3 +61,20 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
         describe(str(tmp_path / "notes.txt"))
     with pytest.raises(ModelError, match="a GGUF file, or a Hugging Face id"):
         describe(str(tmp_path / "missing.gguf"))
+
+
+def test_a_model_that_a_directory_names_comes_from_the_hubs_cache_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def snapshot(model: str, allow_patterns: list[str], local_files_only: bool) -> str:
+        asked.append(local_files_only)
+        if local_files_only:
+            raise FileNotFoundError("no cached snapshot")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    with no_downloads(), no_downloads(False), pytest.raises(ModelError, match="nor in the hub's cache"):
+        find("somebody/model")
+    assert find("somebody/model") == tmp_path and asked == [True, False]

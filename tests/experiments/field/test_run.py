@@ -19,6 +19,7 @@ from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
 from testbed.experiments.field.operator import SKIP, STOP, OperatorAnswer, Terminal, Unattended
 from testbed.experiments.field.order import cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, Method, Place
+from testbed.experiments.field.report import report_field
 from testbed.experiments.field.run import FieldSetup, progress_of, visit_all
 from testbed.experiments.inputs.datasets import load_dataset
 from tests.support.refusals import refuse
@@ -226,6 +227,8 @@ def test_a_log_that_is_a_link_is_not_mended(tmp_path: Path) -> None:
             pass
 
     refuse(again, BadInput, "log.jsonl is a link")
+    log = FieldLog(tmp_path / "run", PLAN)
+    refuse(lambda: report_field(log, False, print, lambda *_: None), BadInput, "log.jsonl is a link")
     assert (tmp_path / "token").read_text() == "a secret without a newline"
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.assets.hub import no_downloads
 from testbed.errors import BadInput
 from testbed.experiments.inputs import datasets
 from testbed.experiments.inputs.datasets import load_dataset
@@ -121,6 +122,8 @@ def test_the_hubs_rows_have_the_same_formats(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "datasets", module)
     assert load_dataset("hf:nvidia/SPEED-Bench:qualitative", turns=True) == load("spec_bench.jsonl")
     assert len(load_dataset("hf:a/b::train", 2)) == 2
+    with no_downloads(), pytest.raises(BadInput, match="names the data set hf:a/b: only you may choose"):
+        load_dataset("hf:a/b")
     assert asked == [("nvidia/SPEED-Bench", "qualitative", "test"), ("a/b", None, "train")]
 
 

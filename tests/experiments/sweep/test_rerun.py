@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from testbed.assets.hub import may_download
 from testbed.config import DemoConfig, RunConfig, save
 from testbed.errors import BadInput
 from testbed.experiments.results import directory as results
@@ -148,6 +149,23 @@ def test_what_leaves_this_machine_is_for_the_user_to_say(
     save(RunConfig(limit=2, bs="tcp://localhost:5555,ipc:///tmp/bs"), tmp_path / "config.yaml")
     rerun(tmp_path, tmp_path / "out", print)
     assert len(ran) == 2
+
+
+def test_a_directory_does_not_choose_what_is_downloaded(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[bool] = []
+    monkeypatch.setattr(again, "run_demo", lambda *_: allowed.append(may_download()))
+    monkeypatch.setattr(again, "run_sweep", lambda *_: allowed.append(may_download()))
+    monkeypatch.setattr(again, "compare", lambda *_: {})
+    demo = tmp_path / "demo"
+    demo.mkdir()
+    results.write_summary(demo, results.summary({}, 0, {}, []))
+    save(RUN, demo / "config.yaml")
+    for run in (sweep, demo):
+        rerun(run, tmp_path / "out", print)
+        rerun(run, tmp_path / "out", print, as_configured=True)
+    assert allowed == [False, True] * 2 and may_download()
 
 
 def test_hidden_files_of_the_output_folder_stay(sweep: Path, tmp_path: Path) -> None:
