@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from testbed.channel.frames import parts
 from testbed.channel.link import new_identity
 from testbed.protocols.codec import decode_downlink, encode
 from testbed.protocols.messages import VERSION, Close, Draft, Fault, Hello, Open, Verdict
@@ -42,7 +43,7 @@ class Ue:
         self.begin()
 
     def send(self, message: Any, **arrays: Any) -> None:
-        self.socket.send_multipart(encode(message, arrays))
+        self.socket.send_multipart(parts(encode(message, arrays)))
 
     def receive(self) -> Any:
         message = decode_downlink(self.socket.recv_multipart()).message

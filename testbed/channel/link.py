@@ -12,7 +12,6 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import zmq
@@ -20,13 +19,12 @@ import zmq.asyncio
 
 from testbed.channel.access import Gate
 from testbed.channel.connections import CHECK_S, CHECK_SHARE, RECHECK_S, Connections, notice_gone_hosts
-from testbed.channel.frames import following
+from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following, parts
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
 from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.tasks import Background
 
-Frames = Sequence["bytes | memoryview"]
 HIGH_WATER = 1000
 """Messages that a UE's socket queues in each direction."""
 INBOX, OUTBOX = 16, 128
@@ -43,8 +41,6 @@ HANDSHAKE_MS = 5000
 """Timeout of the CURVE handshake."""
 MAX_MESSAGE_BYTES = 65 * 2**20
 """Largest frame."""
-OTHER_BYTES = 2**20
-"""Limit for all frames of a message except the largest: header, ids, scales, padding."""
 TURN_S = 2e-3
 """Time after which the BS lets other tasks run although further messages have come."""
 
@@ -132,7 +128,7 @@ class ZmqLink:
         """Queue one message for sending."""
         self._refresh()
         try:
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
+            self._socket.send_multipart(parts(frames), flags=zmq.NOBLOCK, copy=True)
         except zmq.Again as exc:
             self._ready.taken()
             raise LinkError(f"{self.address} takes no more messages: {self._hint}") from exc
@@ -185,14 +181,14 @@ class ZmqServerLink:
     Args:
         keys: keys of the BS, with the list of allowed clients; None: everyone may connect. Messages from and to a UE
             whose key was revoked are dropped; its connection may stay open.
-        frame_bytes: largest frame. A peer is disconnected if it sends a larger one, or a message of more than one such
-            frame plus `OTHER_BYTES`.
+        frame_bytes: largest frame, without its division into parts. A peer is disconnected if it sends a larger one, or
+            a message of more than one such frame plus `OTHER_BYTES`.
     """
 
     def __init__(self, *addresses: str, keys: ServerKeys | None = None, frame_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.background = Background()
         """Tasks of the process beside its main work; cancelled by `close`."""
-        self._checking, self._turn_s = False, 0.0
+        self._frame_bytes, self._checking, self._turn_s = frame_bytes, False, 0.0
         """Time since which the receiver has had the event loop to itself."""
         self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
@@ -203,8 +199,8 @@ class ZmqServerLink:
             self._gate.protect(self._socket)
         for option, value in (
             (zmq.LINGER, 200), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, OUTBOX), (zmq.RCVHWM, INBOX),
-            (zmq.MAXMSGSIZE, frame_bytes + (CURVE_BYTES if keys else 0)), (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
-            (zmq.IPV6, any("[" in a for a in addresses)),
+            (zmq.MAXMSGSIZE, min(frame_bytes, PART_BYTES) + (CURVE_BYTES if keys else 0)),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), (zmq.IPV6, any("[" in a for a in addresses)),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
         notice_gone_hosts(self._socket)
@@ -243,7 +239,7 @@ class ZmqServerLink:
             while (first := self._take()) is None:
                 await self._ready.wait()
                 self._turn_s = time.monotonic()
-            frames, excess = following(first, self._socket)
+            frames, excess = following(first, self._socket, self._frame_bytes)
             with contextlib.suppress(zmq.ZMQError):  # of peers below ZMTP 3.0, for which no bound holds: not served
                 self.connections.taken(int(first.get(zmq.SRCFD)), excess)
                 if excess or first.bytes.startswith(NAMELESS):

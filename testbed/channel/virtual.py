@@ -11,7 +11,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from testbed.channel.link import Frames, Received
+from testbed.channel.frames import Frames
+from testbed.channel.link import Received
 from testbed.channel.link_model import OneWay
 from testbed.clock import within
 from testbed.errors import LinkError, LinkTimeout

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
-from testbed.channel.link import Frames
+from testbed.channel.frames import Frames
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.protocols.codec import Packet, decode
 from testbed.protocols.messages import Message
 
-VERSION = 1
+VERSION = 2
 """Version of these messages."""
 MAX_CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 64 * 2**30

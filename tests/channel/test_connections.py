@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from testbed.channel.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, SPARE_BYTES, Connections
-from testbed.channel.frames import MAX_IDENTITY_BYTES
-from testbed.channel.link import INBOX, OTHER_BYTES, ZmqLink, ZmqServerLink, new_identity
+from testbed.channel.frames import MAX_IDENTITY_BYTES, MOST_FRAMES, OTHER_BYTES, PART_BYTES, parts
+from testbed.channel.link import INBOX, ZmqLink, ZmqServerLink, new_identity
 from tests.support.descriptors import no_descriptors_left
 from tests.support.zmtp import connect, frame
 
@@ -109,7 +109,7 @@ def test_a_connection_from_the_same_port_is_another_one() -> None:
             assert connections.cut == 1
 
 
-@pytest.mark.parametrize("body", [bytes(30_000), bytes(200)])
+@pytest.mark.parametrize("body", [bytes(PART_BYTES - 1), bytes(200)])
 async def test_a_message_without_an_end_is_cut_off_and_the_others_are_served(body: bytes) -> None:
     async with echo() as (bs, heard):
         with ue(bs) as honest, contextlib.closing(connect(bs.addresses[0], b"endless")) as liar:
@@ -187,7 +187,8 @@ async def test_a_slow_message_may_take_its_time(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.01)
     async with echo() as (bs, heard):
         with contextlib.closing(connect(bs.addresses[0], b"slow")) as slow:
-            message = frame(bytes(FRAME_BYTES), more=True) + frame(bytes(FRAME_BYTES), more=False)
+            *others, last = parts([bytes(FRAME_BYTES)] * 2)
+            message = b"".join(frame(bytes(part), more=True) for part in others) + frame(bytes(last))
             for _ in range(3):
                 for at in range(0, len(message), 10_000):
                     slow.sendall(message[at : at + 10_000])
@@ -204,6 +205,43 @@ async def test_a_message_of_many_frames_is_read_no_further_and_its_sender_shut_o
             assert await asyncio.get_running_loop().run_in_executor(None, drained, liar)
             assert await answered(honest)
         assert heard == [[b"and me?"]] and bs.connections.cut == 1
+
+
+def metadata(size: int) -> bytes:
+    """As many properties as possible."""
+    return b"".join(b"\x02" + struct.pack(">H", number) + bytes(4) for number in range(size // 7))
+
+
+async def test_a_handshake_beyond_a_part_is_cut_off() -> None:
+    """libzmq reads metadata one by one for anybody, in the thread that serves all connections."""
+    async with echo() as (bs, _):
+        with contextlib.closing(connect(bs.addresses[0], b"sound", metadata(PART_BYTES - 100))):
+            pass
+        with pytest.raises(ConnectionError):
+            connect(bs.addresses[0], b"liar", metadata(PART_BYTES + 100))
+        with ue(bs) as honest:
+            assert await answered(honest)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "excess"),
+    [
+        ([FRAME_BYTES + 1], f"a frame of more than {FRAME_BYTES} bytes"),
+        ([FRAME_BYTES] * 18, f"a message of more than {FRAME_BYTES + OTHER_BYTES} bytes"),
+        ([PART_BYTES] * (MOST_FRAMES + 1), f"a message of more than {MOST_FRAMES} frames"),
+    ],
+)
+async def test_parts_do_not_exceed_the_bounds_of_a_message(
+    sizes: list[int], excess: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with echo() as (bs, heard):
+        with ue(bs) as liar, ue(bs) as honest:
+            await liar.send([bytes(size) for size in sizes])
+            while not bs.connections.cut:
+                await asyncio.sleep(0.01)
+            assert excess in caplog.text
+            assert await answered(honest)
+        assert heard == [[b"and me?"]]
 
 
 async def test_a_peer_with_a_long_identity_is_not_served_but_disconnected() -> None:
@@ -266,7 +304,7 @@ async def test_connections_are_checked_while_no_descriptor_is_free() -> None:
         with ue(bs) as honest, contextlib.closing(connect(bs.addresses[0], b"endless")) as liar:
             assert await answered(honest)
             liar.sendall(frame(b"sound", more=False))
-            sent, piece = [0], frame(bytes(30_000), more=True) * 2
+            sent, piece = [0], frame(bytes(PART_BYTES), more=True) * 4
             with no_descriptors_left():
                 pouring = threading.Thread(target=pour, args=(liar, piece, sent), daemon=True)
                 pouring.start()

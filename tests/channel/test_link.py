@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from testbed.channel.frames import PART_BYTES, parts
 from testbed.channel.link import ZmqLink, ZmqServerLink, check_address, new_identity
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
@@ -104,6 +106,17 @@ async def test_frames_arrive_as_they_were_sent_and_their_bytes_are_counted(addre
         assert (peer, frames) == (b"ue-one", [b"header", big, b""])
         await bs.send(peer, [b"", memoryview(b"answer")])
         assert (await one.recv(WAIT_S)).frames == [b"", b"answer"]
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES, 2 * PART_BYTES + 1])
+@pytest.mark.parametrize("last", [True, False])
+async def test_large_frames_travel_in_parts(size: int, last: bool) -> None:
+    body = os.urandom(size)
+    frames = [b"header", body] if last else [body, memoryview(b"array")]
+    assert all(len(part) <= PART_BYTES for part in parts(frames))
+    with server(ANYWHERE) as bs, ue(bs.addresses[0], b"ue-one") as one:
+        assert await one.send(frames) == sum(map(len, frames))
+        assert (await asyncio.wait_for(bs.recv(), WAIT_S))[1] == frames
 
 
 async def test_other_tasks_run_although_messages_never_cease(monkeypatch: pytest.MonkeyPatch) -> None:

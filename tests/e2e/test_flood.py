@@ -15,6 +15,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from testbed.channel.frames import parts
 from testbed.channel.link import new_identity
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
@@ -55,7 +56,7 @@ async def decode(address: str) -> list[int]:
 async def went(socket: zmq.asyncio.Socket, frames: Any) -> bool:
     """Whether a message is taken; one that does not read is not answered for ever."""
     try:
-        await asyncio.wait_for(socket.send_multipart(frames), 5)
+        await asyncio.wait_for(socket.send_multipart(parts(frames)), 5)
     except asyncio.TimeoutError:
         return False
     return True

@@ -19,6 +19,7 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
+from testbed.channel.frames import parts
 from testbed.channel.link import new_identity
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.codec import encode
@@ -109,9 +110,9 @@ class Hoarder:
         """Send until cancelled."""
         large = {"ids": np.zeros(4, np.int32), "q": np.zeros((2, 2**21), np.uint16)}
         opening = Open(session=1, protocol="rejection", threshold=0.0, hidden_size=4, temperature=1.0)
-        await self._socket.send_multipart(encode(opening, {"ids": np.ones(8, np.int32)}))
+        await self._socket.send_multipart(parts(encode(opening, {"ids": np.ones(8, np.int32)})))
         for number in range(10**6):
-            await self._socket.send_multipart(encode(Draft(session=1, round=number, base_len=8), large))
+            await self._socket.send_multipart(parts(encode(Draft(session=1, round=number, base_len=8), large)))
 
     def close(self) -> None:
         """Hang up."""

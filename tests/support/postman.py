@@ -18,6 +18,7 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
+from testbed.channel.frames import parts, whole
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import decode_downlink, decode_uplink
 from testbed.protocols.messages import Close, Hello, Message, Open, Verdict
@@ -153,10 +154,11 @@ class Postman:
     async def run(self) -> None:
         """Take in what UEs send."""
         while True:
-            ue, *frames = await self._front.recv_multipart()
-            if ue not in self._backs:
-                self._welcome(ue)
-            self._take(Letter(ue, True, decode_uplink(frames).message, frames))
+            ue, *received = await self._front.recv_multipart(copy=False)
+            frames = whole(received)
+            if ue.bytes not in self._backs:
+                self._welcome(ue.bytes)
+            self._take(Letter(ue.bytes, True, decode_uplink(frames).message, frames))
 
     def _welcome(self, ue: bytes) -> None:
         self.reading[ue] = asyncio.Event()
@@ -237,7 +239,7 @@ class Postman:
     async def _deliver(self, letter: Letter) -> None:
         self.carried[letter.ue, letter.up] += 1
         if letter.up:
-            await self._backs[letter.ue].send_multipart(letter.frames)
+            await self._backs[letter.ue].send_multipart(parts(letter.frames))
         else:
             await self._front.send_multipart([letter.ue, *letter.frames])
             if isinstance(letter.message, Verdict):

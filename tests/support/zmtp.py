@@ -25,15 +25,19 @@ def frame(body: bytes, *, more: bool = False, flags: int = 0) -> bytes:
     return bytes([flags | LONG]) + struct.pack(">Q", len(body)) + body
 
 
-def connect(address: str, identity: bytes) -> socket.socket:
-    """A blocking connection, after the handshake."""
+def connect(address: str, identity: bytes, metadata: bytes = b"") -> socket.socket:
+    """A blocking connection, after the handshake. Raises ConnectionError if it is refused."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     connected = socket.create_connection((host, int(port)), timeout=20)
-    connected.sendall(GREETING + ready(identity))
-    got = b""
-    while len(got) < 64 + 2 or len(got) < 66 + got[65]:
-        piece = connected.recv(4096)
-        if not piece:
-            raise ConnectionError("the handshake was refused")
-        got += piece
+    try:
+        connected.sendall(GREETING + ready(identity, metadata))
+        got = b""
+        while len(got) < 64 + 2 or len(got) < 66 + got[65]:
+            piece = connected.recv(4096)
+            if not piece:
+                raise ConnectionError("the handshake was refused")
+            got += piece
+    except ConnectionError:
+        connected.close()
+        raise
     return connected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from testbed.channel.csi import Csi, single
-from testbed.channel.link import Frames
+from testbed.channel.frames import Frames
 from testbed.channel.radio.air import Air
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.trace import OUTAGE_MBPS

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from testbed.channel.cost import Sizes
-from testbed.channel.link import Frames, Link, Received
+from testbed.channel.frames import Frames
+from testbed.channel.link import Link, Received
 from testbed.channel.virtual import Sizer, frame_bytes
 from testbed.errors import BadInput
 from testbed.experiments.inputs.payloads import sizers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed.channel.cost import PROBABILITY_BITS, Overheads, Payload, Sizes, full_distributions
-from testbed.channel.link import Frames
+from testbed.channel.frames import Frames
 from testbed.channel.virtual import Sizer
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.base import RoundProtocol

@@ -25,7 +25,7 @@ from testbed.bs.scheduling.window_hints import Mean, Rate, Windows, window_confi
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.csi import Csi
-from testbed.channel.link import Frames
+from testbed.channel.frames import Frames
 from testbed.channel.link_model import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
 from testbed.errors import BadInput, ProtocolError

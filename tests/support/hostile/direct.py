@@ -15,7 +15,8 @@ from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import Judge
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.channel.link import Frames, Received
+from testbed.channel.frames import Frames
+from testbed.channel.link import Received
 from testbed.clock import WallClock, within
 from testbed.errors import LinkTimeout
 from testbed.protocols.codec import Packet, decode_downlink

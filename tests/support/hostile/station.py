@@ -10,6 +10,7 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
+from testbed.channel.frames import parts
 from testbed.channel.link import new_identity
 from testbed.clock import WallClock
 from testbed.protocols.codec import decode_downlink
@@ -85,7 +86,7 @@ async def lie(address: str, liar: Liar, count: int, answers: Counter[str]) -> No
     socket.connect(address)
     try:
         for number in range(count):
-            await socket.send_multipart(liar.frames())
+            await socket.send_multipart(parts(liar.frames()))
             wait_ms = LAST_MS if number == count - 1 else BURST_MS if number % BURST == 0 else 0
             while await socket.poll(wait_ms):
                 packet = decode_downlink(await socket.recv_multipart())
