@@ -82,9 +82,15 @@ def passes(example: Example, source: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _passes(source: str) -> bool:
     """Whether a program runs to its end; cached, since lossless methods write the same programs."""
-    with tempfile.TemporaryDirectory(prefix="testbed-code-", ignore_cleanup_errors=True) as folder:
-        (Path(folder) / "program.py").write_text(source, encoding="utf-8")
-        return _exit_code(folder) == PASSED
+    scratch = tempfile.TemporaryDirectory(prefix="testbed-code-", ignore_cleanup_errors=True)
+    try:
+        (Path(scratch.name) / "program.py").write_text(source, encoding="utf-8")
+        return _exit_code(scratch.name) == PASSED
+    finally:
+        # Python before 3.13 removes folders by recursion, which programs can nest too deeply for it.
+        subprocess.run(["rm", "-rf", scratch.name], stderr=subprocess.DEVNULL, check=False)
+        with contextlib.suppress(RecursionError):
+            scratch.cleanup()  # what `rm` was not allowed to
 
 
 def _exit_code(folder: str) -> int | None:

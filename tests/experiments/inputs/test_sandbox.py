@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -96,3 +97,10 @@ def test_no_network_and_no_process_remains(tmp_path: Path, monkeypatch: pytest.M
     written = alive.stat().st_size if alive.exists() else 0
     time.sleep(0.5)
     assert (alive.stat().st_size if alive.exists() else 0) == written
+
+
+def test_folders_nested_deeply_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Python 3.10 to 3.12 removes them by recursion; the run ended after all was decoded."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert runs("import os\n    for _ in range(3000):\n        os.mkdir('d'); os.chdir('d')")
+    assert not list(tmp_path.iterdir())
