@@ -131,8 +131,29 @@ def examples_of(where: str, row: Any) -> Iterator[Example]:
         where: file and line of the row, for messages.
 
     Raises:
-        BadInput: a row of no known format, or with values of other types.
+        BadInput: a row of no known format, with values of other types, or with text that has no UTF-8.
     """
+    for example in _examples(where, row):
+        test = example.program.test if example.program is not None else None
+        for text in (example.question, example.answer, example.id, example.category, test):
+            _check_utf8(where, text or "")
+        yield example
+
+
+def _check_utf8(where: str, text: str) -> None:
+    """Refuse half of a pair of UTF-16, which JSON can spell, but no file of results can hold.
+
+    Raises:
+        BadInput: it has one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise BadInput(f"{where} has {text[exc.start]!a}, which is half of a character") from exc
+
+
+def _examples(where: str, row: Any) -> Iterator[Example]:
+    """The prompts of a row, unchecked."""
     if not isinstance(row, dict):
         raise BadInput(f"{where} has no `question` (or `prompt`)")
     if isinstance(log := row.get("messages", row.get("conversations")), list):

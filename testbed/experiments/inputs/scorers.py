@@ -24,7 +24,7 @@ def _whole(text: str) -> str:
 AGREEMENT = "agreement"
 """Scorer that compares with the target's own output, or `agreement:NAME` with its answer by scorer NAME."""
 SAID = re.compile(
-    r"(?i:answer|choice|option)\b(?:\s+(?i:is))?\s*:?\s*[*_(\[]*([A-J])\b(?!['’])|\\boxed\{\(?([A-J])\)?\}"
+    r"(?i:answer|choice|option)\b(?:\s+(?i:is))?\s*(?::\s*)?[*_(\[]*([A-J])\b(?!['’])|\\boxed\{\(?([A-J])\)?\}"
 )
 """A letter that is said to be the answer."""
 ALONE = re.compile(r"\s*[*_(\[]*([A-J])(?:[).:\]*_]|\s*$)")

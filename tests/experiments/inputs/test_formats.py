@@ -130,6 +130,11 @@ def test_the_hubs_rows_have_the_same_formats(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
+        ({"question": "a", "id": "\ud800"}, r"'\\ud800', which is half of a character"),
+        ({"question": "a", "category": "\ud800x"}, "half of a character"),
+        ({"question": "\udfffa", "answer": "b"}, "half of a character"),
+        ({"question": "a", "answer": "\ud800"}, "half of a character"),
+        ({"entry_point": "f", "prompt": "def f(): pass", "test": "x='\ud800'"}, "half of a character"),
         ({"turns": []}, "0 turns"),
         ({"turns": ["a"] * 300}, "300 turns"),
         ({"turns": ["a", 5]}, "no `turns` that is a text"),

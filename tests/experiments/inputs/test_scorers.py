@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,10 @@ def test_refusals(mine: Path) -> None:
         scorer(f"{mine}:fails")("a b")
     mine.write_text("def broken(:\n")
     refuse(lambda: scorer(f"{mine}:broken"), BadInput, "SyntaxError")
+
+
+def test_a_choice_is_found_in_time_proportional_to_the_text() -> None:
+    began_s = time.process_time()
+    assert scorer("choice")(f"The answer{' ' * 30_000}") is None
+    assert scorer("choice")(f"The answer is{' ' * 20}:{' ' * 20}(C)") == "C"
+    assert time.process_time() - began_s < 2.0  # with quadratic time, more than ten
