@@ -87,6 +87,54 @@ def file_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> Any:
+    """The columns of a Parquet file whose names are wanted, as a pyarrow table in which text is in dictionaries.
+
+    Raises:
+        BadInput: more rows, text within lists, or more than `MOST_UNPACKED_BYTES`, which a few kilobytes may unpack to.
+        OSError: it cannot be read, or is no regular file.
+        pyarrow.ArrowException: not a Parquet file, or a damaged one.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    about = pq.read_metadata(path)
+    if about.num_rows > most_rows:
+        raise BadInput(f"{path} has {about.num_rows} rows; at most {most_rows} are read")
+    schema = about.schema.to_arrow_schema()
+    names = [name for name in schema.names if wanted(name)]
+    text = [name for name in names if pa.types.is_string(schema.field(name).type)]
+    groups = [about.row_group(i) for i in range(about.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    columns = [one for one in columns if one.path_in_schema.partition(".")[0] in names]
+    if any("BYTE_ARRAY" in one.physical_type and one.path_in_schema not in text for one in columns):
+        raise BadInput(f"{path} has text or bytes in another form than a column of strings")
+    size = sum(max(one.total_uncompressed_size, 8 * one.num_values) for one in columns)
+    batches, unpacked = [], 0
+    with pq.ParquetFile(path, read_dictionary=text) as file:
+        for batch in file.iter_batches(columns=names, use_threads=False) if size <= MOST_UNPACKED_BYTES else ():
+            batches.append(batch)
+            unpacked += sum(map(_unpacked_bytes, batch.columns))
+            if unpacked > MOST_UNPACKED_BYTES:
+                break
+    if max(size, unpacked) > MOST_UNPACKED_BYTES:
+        raise BadInput(f"{path} unpacks to more than {MOST_UNPACKED_BYTES} bytes")
+    found = batches[0].schema if batches else pa.schema([schema.field(name) for name in names])
+    return pa.Table.from_batches(batches, found).replace_schema_metadata(schema.metadata)
+
+
+def _unpacked_bytes(column: Any) -> int:
+    """Size of a column's values, those of a dictionary counted each time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
+
+
 def yaml_file(path: Path) -> Any:
     """The values in a YAML file.
 

@@ -7,12 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from testbed import files
 from testbed.config import RunConfig, load
 from testbed.errors import BadInput, ConfigError, TestbedError
-from testbed.files import MOST_BYTES, file_bytes, held, whole_file, yaml_values
+from testbed.files import MOST_BYTES, file_bytes, held, parquet_table, whole_file, yaml_values
 from tests.support.refusals import refuse
 
 
@@ -134,3 +139,34 @@ with held(pathlib.Path(sys.argv[1]), "taken"):
 def test_a_configuration_without_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="more than 67108864 bytes"):
         load(RunConfig, Path("/dev/zero"))
+
+
+def test_a_parquet_file_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_UNPACKED_BYTES", 2**20)
+    path = tmp_path / "rounds.parquet"
+
+    def written(column: Any) -> None:
+        pq.write_table(pa.table({"method": ["fh"] * 2000, "x": column}), path, compression="zstd")
+
+    def read(*names: str) -> Any:
+        return parquet_table(path, names.__contains__, 2000)
+
+    repeated = pa.DictionaryArray.from_arrays(np.zeros(2000, np.int32), ["a" * 1000])
+    numbers = pa.array([[0] * 200] * 2000)
+    for column in (repeated.cast(pa.string()), ["a" * 1000] * 2000, numbers):
+        written(column)
+        assert path.stat().st_size < 20_000
+        refuse(lambda: read("method", "x"), BadInput, "unpacks to more than 1048576 bytes")
+        assert read("method").to_pydict() == {"method": ["fh"] * 2000}
+    for column in (repeated, repeated.cast(pa.large_string()), pa.array([["a" * 1000]] * 2000)):
+        written(column)
+        refuse(lambda: read("x"), BadInput, "text or bytes in another form")
+    refuse(lambda: parquet_table(path, str, 1999), BadInput, "has 2000 rows; at most 1999")
+    written([str(i % 7) for i in range(2000)])
+    assert read("x")["x"].to_pylist() == [str(i % 7) for i in range(2000)]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        read("x")
+    with pytest.raises(FileNotFoundError):
+        parquet_table(tmp_path / "none", str, 1)

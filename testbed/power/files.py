@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from testbed.errors import BadInput, SensorError
-from testbed.files import whole_file
+from testbed.files import parquet_table, whole_file
 from testbed.power.reading import PowerSource, Reading
 from testbed.power.sensors import tegrastats
 from testbed.power.sensors.rails import total_w, whole
@@ -28,6 +28,7 @@ MARK = b"testbed.power"
 RAIL = "_w"
 SAID = {"?": None, "no": "", "0": "", "false": "", "1": "throttled", "yes": "throttled", "true": "throttled"}
 """Values of the column `throttled` other than reasons."""
+MOST_ROWS = 2**26
 MOST_SKIPPED = 0.5
 """Maximum share of lines that are not samples."""
 
@@ -188,7 +189,7 @@ def write_parquet(path: Path, samples: Samples) -> None:
 def _of_parquet(path: Path) -> Samples:
     pa = _arrow()
     try:
-        table = pa.parquet.read_table(path)
+        table = parquet_table(path, lambda name: name in FIXED or name.endswith(RAIL), MOST_ROWS)
         missing = {"time_s", "total_w"} - set(table.column_names)
         if missing:
             raise BadInput(f"no {' and no '.join(sorted(missing))}: this is not a power.parquet of a run")

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from testbed.channel.trace import COLUMNS, Trace
 from testbed.errors import BadInput
+from testbed.experiments.results.files import MOST_ROWS
+from testbed.files import parquet_table
 
 Reals = NDArray[np.float64]
 MAX_SAMPLES = 1_000_000
@@ -85,13 +87,12 @@ def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
     """Columns of the trace by name [n], the sources, and the number of rounds without channel state."""
     try:
         import pyarrow as pa
-        import pyarrow.parquet as pq
     except ModuleNotFoundError as exc:
         raise BadInput("parquet files need pyarrow: install the extra `lab`") from exc
     path = run_dir / "rounds.parquet"
     names = {name: "csi_time_s" if name == "t_s" else f"csi_{name}" for name in COLUMNS}
     try:
-        table = pq.read_table(path)
+        table = parquet_table(path, {*names.values(), "csi_source"}.__contains__, MOST_ROWS)
     except (OSError, pa.ArrowException) as exc:
         raise BadInput(f"{run_dir} is not a run directory: cannot read rounds.parquet ({exc})") from exc
     missing = sorted({*names.values(), "csi_source"} - set(table.column_names))

@@ -17,7 +17,7 @@ from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.marks import Mark
 from testbed.experiments.results.directory import SCHEMA, request_rows, round_rows
-from testbed.files import whole_file
+from testbed.files import parquet_table, whole_file
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
 
@@ -132,10 +132,7 @@ def _write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Columns) -> N
 def _read(path: Path, columns: Columns) -> Any:
     pa, schema = _arrow(), _schema(columns)
     try:
-        rows = pa.parquet.read_metadata(path).num_rows
-        if rows > MOST_ROWS:
-            raise BadInput(f"{path} has {rows} rows; at most {MOST_ROWS} are read")
-        table = pa.parquet.read_table(path)
+        table = parquet_table(path, columns.__contains__, MOST_ROWS)
     except (OSError, pa.ArrowException) as exc:
         raise BadInput(f"{path.parent}: cannot read {path.name} ({exc})") from exc
     mark = (table.schema.metadata or {}).get(MARK, b"1").decode()

@@ -100,3 +100,12 @@ def test_what_cannot_be_read_is_refused(content: Any, words: str, tmp_path: Path
     elif content is not None:
         pq.write_table(content, tmp_path / "rounds.parquet")
     refuse(lambda: read_rounds(tmp_path), BadInput, words)
+
+
+def test_a_file_of_others_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.files.MOST_UNPACKED_BYTES", 2**20)
+    columns = {"method": ["fh"] * 2000, "request": [0] * 2000}
+    pq.write_table(pa.table({**columns, "unknown": ["a" * 1000] * 2000}), tmp_path / "rounds.parquet")
+    assert read_rounds(tmp_path).num_rows == 2000
+    pq.write_table(pa.table({**columns, "protocol": ["a" * 1000] * 2000}), tmp_path / "rounds.parquet")
+    refuse(lambda: read_rounds(tmp_path), BadInput, "rounds.parquet unpacks to more than 1048576 bytes")
