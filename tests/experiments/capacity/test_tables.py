@@ -81,11 +81,12 @@ def test_the_extra_runs_are_those_of_the_papers_two_systems_and_fig_8_is_one_of_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whatever systems Table 2 has; few runs, so that they can be carried out here."""
-    for name, value in {"FEW": (2,), "SWEPT": (4, 8), "SHOWN": 8, "WINDOWS": 1000}.items():
+    for name, value in {"FEW": (2,), "FEW_S": 3.0, "SWEPT": (4, 8), "SHOWN": 8, "WINDOWS": 1000}.items():
         monkeypatch.setattr(capacity_tables, name, value)
     config = CapacityConfig(
-        systems=("sled", "wisp"), classes=(4.0, 8.0), horizon_s=3.0, warmup_s=1.5, judged=1, judged_class=1, repeats=2
-    )
+        systems=("sled", "wisp"), classes=(4.0, 8.0), prompt=(10, 30), response=(8, 16), horizon_s=3.0, warmup_s=1.5,
+        judged=1, judged_class=1, repeats=2,
+    )  # fmt: skip
     loads = extra_points(config)["fig7"]
     assert {(point.system, len(point.classes), point.seed) for point in loads} == {
         (system, ues, seed) for system in ("wisp", "fcfs-cache") for ues in (4, 8) for seed in (0, 1)
