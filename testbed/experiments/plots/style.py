@@ -86,10 +86,17 @@ def canvas(columns: int = 1, rows: int = 1, *, width: float = 3.6, height: float
         from matplotlib.figure import Figure as Canvas
     except ModuleNotFoundError as exc:
         raise BadInput(NO_PLOTS) from exc
-    with mpl.rc_context(SETTINGS):
+    with mpl.rc_context():
+        _settle(mpl)
         figure = Canvas(figsize=(width * columns + 0.4, height * rows + 0.3), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **more)
     return figure, axes
+
+
+def _settle(mpl: Any) -> None:
+    """Set all of matplotlib's settings: those of a `matplotlibrc` in the current directory must not count."""
+    mpl.rcdefaults()
+    mpl.rcParams.update(SETTINGS)
 
 
 def from_zero(axes: Any) -> None:
@@ -142,7 +149,8 @@ def _images(draw: Callable[[], Any], kinds: Sequence[str]) -> list[bytes]:
     except ModuleNotFoundError as exc:
         raise BadInput(NO_PLOTS) from exc
     images = []
-    with mpl.rc_context(SETTINGS):
+    with mpl.rc_context():
+        _settle(mpl)
         drawn = draw()
         with mpl.rc_context({"text.parse_math": True}):  # numbers at logarithmic axes, which are drawn only now
             for kind in kinds:

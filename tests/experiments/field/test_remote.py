@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from testbed.config import RunConfig
-from testbed.errors import BadInput
+from testbed.errors import BadInput, ProtocolError, TestbedError
+from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.remote import AgentDevice
-from testbed.protocols.orders import Order, State
+from testbed.protocols.orders import File, Order, State
 from tests.support.refusals import refuse
 
 
@@ -69,3 +72,32 @@ def test_files_are_uploaded_once_and_known_by_their_contents(config: RunConfig, 
     Path(config.drafter).write_text("another")
     assert device(agent).put(config.drafter) != name
     refuse(lambda: remote.put(str(tmp_path / "none")), BadInput, "none is not a file or a folder of 1 to 32 files")
+
+
+def fetch(out: Path, *files: tuple[str, bytes], size: int | None = None) -> None:
+    """Fetch results from an agent without a network."""
+    agent, contents = AgentConnection.__new__(AgentConnection), dict(files)
+    agent._chunk = lambda name, file, offset: contents[file.name][offset : offset + 3]  # type: ignore[method-assign]
+    entries = [
+        File(name, len(data) if size is None else size, hashlib.blake2b(data, digest_size=16).hexdigest())
+        for name, data in files
+    ]
+    agent.fetch(State(id="x", state="done", files=tuple(entries)), out)
+
+
+def test_results_are_not_written_through_hidden_links(tmp_path: Path) -> None:
+    """Files that are being fetched are hidden, which links in a directory of somebody else's may be, too."""
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("precious")
+    out.mkdir()
+    for name in (".rounds.parquet.part", f".rounds.parquet.{os.getpid()}"):
+        (out / name).symlink_to(victim)
+    fetch(out, ("rounds.parquet", b"abcdefgh"), ("summary.json", b"{}"))
+    assert (out / "rounds.parquet").read_bytes() == b"abcdefgh"
+    assert victim.read_text() == "precious"
+
+
+def test_results_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
+    refuse(lambda: fetch(tmp_path, ("a", b"1"), ("a/b", b"2")), ProtocolError, "a/b of order x cannot be stored")
+    refuse(lambda: fetch(tmp_path, ("c/d", b"1"), ("c", b"2")), TestbedError, "cannot write")
+    refuse(lambda: fetch(tmp_path, ("e", b"1"), size=2**60), TestbedError, "e of order x has 1152921504606846976 bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 
 from testbed.experiments.plots.style import FORMATS, Figure, canvas, legend, save_figure, write_figure
@@ -46,3 +47,10 @@ def test_a_figure_replaces_a_link_and_does_not_follow_it(name: str, tmp_path: Pa
     assert save_figure(drawn, folder / name) == folder / name
     assert precious.read_text() == "precious"
     assert not (folder / name).is_symlink() and (folder / name).stat().st_size > 1000
+
+
+def test_settings_of_the_current_directory_do_not_count(tmp_path: Path) -> None:
+    """matplotlib reads `matplotlibrc` there, which can have LaTeX run."""
+    before = save_figure(drawn, tmp_path / "before.png").read_bytes()
+    with matplotlib.rc_context({"text.usetex": True, "figure.facecolor": "red", "axes.linewidth": 5}):
+        assert save_figure(drawn, tmp_path / "after.png").read_bytes() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from testbed.channel.link import ZmqLink, check_address, new_identity
 from testbed.channel.measuring.offset import Handshake, Offset, clock_offset
 from testbed.config import resolved
 from testbed.errors import BadInput, LinkError, LinkTimeout, ProtocolError, TestbedError
+from testbed.files import whole_file
 from testbed.protocols.codec import AnyArray, Packet, encode
 from testbed.protocols.messages import Message
 from testbed.protocols.orders import (
@@ -51,6 +53,8 @@ TIMEOUT_S = 30.0
 RESEND_S = 2.0
 HASH_BYTES_PER_S = 50e6
 """Assumed pace at which an agent hashes a file that it has: that of an SD card."""
+SPARE_BYTES = 2**28
+"""Disk space that results must leave free."""
 POLL_S = 1.0
 """Interval of polling an order's state: a few hundred bytes on the same link as the run."""
 GREETINGS = 8
@@ -161,7 +165,8 @@ class AgentConnection:
 
         Raises:
             LinkError: the agent does not answer.
-            ProtocolError: a file differs from its announced digest.
+            ProtocolError: a file differs from its announced digest, or has a name that is taken.
+            TestbedError: no disk space, or the disk fails.
         """
         out.mkdir(parents=True, exist_ok=True)
         for file in sorted(state.files, key=lambda file: file.name == "summary.json"):
@@ -171,15 +176,18 @@ class AgentConnection:
         path = out / check_name(file.name)
         if path.is_file() and digest_of(path) == file.digest:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        with part.open("wb") as target:
-            while target.tell() < file.size:
-                target.write(self._chunk(name, file, target.tell()))
-        if digest_of(part) != file.digest:
-            part.unlink()
-            raise ProtocolError(f"{file.name} of order {name} was corrupted in transfer")
-        part.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:  # a file has the name of another one's folder
+            raise ProtocolError(f"{file.name} of order {name} cannot be stored: {exc.strerror or exc}") from exc
+        if file.size + SPARE_BYTES > (free := shutil.disk_usage(out).free):
+            raise TestbedError(f"{file.name} of order {name} has {file.size} bytes; {out} has {free} left")
+        with whole_file(path) as part:
+            with part.open("wb") as target:
+                while target.tell() < file.size:
+                    target.write(self._chunk(name, file, target.tell()))
+            if digest_of(part) != file.digest:
+                raise ProtocolError(f"{file.name} of order {name} was corrupted in transfer")
 
     def _chunk(self, name: str, file: File, offset: int) -> bytes:
         def same(found: Chunk) -> bool:
