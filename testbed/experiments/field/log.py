@@ -149,7 +149,7 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     found: list[dict[str, Any]] = []
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             event = json.loads(line)

@@ -212,6 +212,8 @@ def test_a_log_that_was_cut_off_is_mended(tmp_path: Path) -> None:
     with open_log(out, PLAN, False) as log:
         log.add("note", place="near", note="later")
     assert [json.loads(line)["event"] for line in (out / LOG).read_text().splitlines()] == ["visit", "note"]
+    (out / LOG).write_bytes(b'{"event": "note", "note": "\xff"}\n\xff\n')
+    refuse(lambda: read_field(out), BadInput, "line 2 is invalid")
     (out / LOG).write_text("rubbish\n")
     refuse(lambda: read_field(out), BadInput, "line 1 is invalid")
 

@@ -16,7 +16,7 @@ from testbed.channel.csi import Csi
 from testbed.config import Config, DemoConfig, RunConfig, save
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.inputs.formats import Example
-from testbed.experiments.runs.journal import NAME, Journal, check_folder, kept
+from testbed.experiments.runs.journal import NAME, Heading, Journal, check_folder, kept
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.sweep.points import SweepConfig
 from testbed.files import held
@@ -212,6 +212,13 @@ def test_what_is_kept_is_said_with_the_way_to_go_on(tmp_path: Path) -> None:
     journal.close()
     assert kept(tmp_path) == f"finished requests kept in {tmp_path}: 2; resume with the same command and --resume"
     assert "--out DIR" in kept(None) and kept(tmp_path / "none") == f"nothing is kept in {tmp_path / 'none'}"
+
+
+def test_a_heading_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
+    heading = msgspec.msgpack.encode(Heading(1, {"a": 0}, "", b"x"))
+    block = heading.replace(b"\xa1a\x00", b"\xa1a" + b"\x91" * 100_000 + b"\x00")
+    (tmp_path / NAME).write_bytes(len(block).to_bytes(4, "big") + block)
+    refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "is not a journal of this version")
 
 
 def test_a_journal_that_is_a_link_is_not_resumed(tmp_path: Path) -> None:
