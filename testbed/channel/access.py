@@ -109,8 +109,20 @@ class Gate:
         self._authenticator.stop()
 
 
+def check_address(address: str) -> str:
+    """Return a valid ZeroMQ address unchanged.
+
+    Raises:
+        BadInput: not tcp://HOST:PORT or ipc://PATH.
+    """
+    match = re.fullmatch(r"tcp://([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d+|\*)|ipc://(\S+)", address)
+    if not match or (match[2] and match[2] != "*" and not 0 < int(match[2]) < 65536):
+        raise BadInput(f"bad address {address!r}; use tcp://HOST:PORT, such as tcp://127.0.0.1:5555, or ipc://PATH")
+    return address
+
+
 def is_loopback(address: str) -> bool:
-    """Whether an address (see `link.check_address`) can be reached from this machine only."""
+    """Whether an address (see `check_address`) can be reached from this machine only."""
     match = re.fullmatch(r"tcp://(.+):(\d+|\*)", address)
     if match is None:
         return True

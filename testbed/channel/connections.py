@@ -46,6 +46,10 @@ GONE_S = 60.0
 """Silence of a peer's host after which TCP connections to it are closed."""
 PROBES = 3
 """TCP keepalive probes in the second half of that time."""
+STUCK_CHECKS = 3
+"""Number of consecutive checks after which a closed connection that libzmq keeps is stuck."""
+TCP_CLOSE = 7
+"""State of a closed connection in Linux's `tcp_info`, its first byte."""
 TCP_RECEIVED = 128
 """Offset of `tcpi_bytes_received` in Linux's `tcp_info`."""
 TCP_INFO_BYTES = 136
@@ -67,6 +71,8 @@ class Connection:
     """Whether a complete message was ever taken from it."""
     over: int = 0
     """Number of consecutive checks in which it exceeded its limit."""
+    closed: int = 0
+    """Number of consecutive checks in which it was closed."""
 
 
 class Connections:
@@ -80,6 +86,8 @@ class Connections:
 
     Attributes:
         cut: number of connections that were shut down.
+        stuck: number of closed connections whose descriptors libzmq keeps: those from which it had not read everything
+            when another connection took their identity.
     """
 
     def __init__(self, ports: frozenset[int], message_bytes: int, waiting: int, most: int | None = None) -> None:
@@ -89,7 +97,7 @@ class Connections:
         self._taken: set[int] = set()
         """Descriptors of which a message was taken since the last check."""
         self._trim_in = 0
-        self.cut = 0
+        self.cut = self.stuck = 0
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._spare = os.dup(self._null)
         """Descriptor of the duplicates: none may be free when one is needed."""
@@ -103,6 +111,11 @@ class Connections:
     def watched(self) -> bool:
         """Whether this system reports the bytes received per connection."""
         return bool(self.ports) and sys.platform == "linux" and os.path.isdir(DESCRIPTORS)
+
+    @property
+    def clogged(self) -> bool:
+        """Whether so many connections are stuck that the socket must be opened anew, which closes them."""
+        return self.stuck > self._most // 2
 
     def taken(self, descriptor: int, excess: str = "") -> None:
         """Note that a complete message was taken; its sender is disconnected if it exceeds a bound, `excess`."""
@@ -125,7 +138,8 @@ class Connections:
         suspects = 0
         for descriptor, connected, known in self._open():
             found[descriptor] = known
-            received = _received(connected)
+            received, closed = _received(connected)
+            known.closed = known.closed + 1 if closed else 0
             if descriptor in taken:
                 known.base_bytes, known.active = received, True
             over = received - known.base_bytes > limit and received - _unread(connected) - known.base_bytes > limit
@@ -136,6 +150,7 @@ class Connections:
             elif not known.active and len(found) > self._most:
                 self._disconnect(connected, f"more than {self._most} connections")
         self._known = found
+        self.stuck = sum(known.closed >= STUCK_CHECKS for known in found.values())
         if self._trim_in:
             self._trim_in -= 1
             if not self._trim_in:
@@ -163,10 +178,11 @@ class Connections:
                     if known is None or known.socket != inode:
                         if connected.family not in FAMILIES or connected.getsockname()[1] not in self.ports:
                             continue
-                        connected.getpeername()
+                        if connected.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                            continue
                         known = Connection(inode, connected.family)
                     yield descriptor, connected, known
-                except OSError:  # a listening socket, or closed
+                except OSError:  # closed
                     continue
 
     @contextlib.contextmanager
@@ -212,13 +228,12 @@ def _descriptors() -> Iterable[int]:
         return range(_limit())
 
 
-def _received(connected: socket.socket) -> int:
-    """Bytes received on a connection."""
+def _received(connected: socket.socket) -> tuple[int, bool]:
+    """Bytes received on a connection, and whether it is closed."""
     info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     if len(info) < TCP_INFO_BYTES:  # before Linux 4.1
-        return 0
-    received: int = struct.unpack_from("<Q", info, TCP_RECEIVED)[0]
-    return received
+        return 0, False
+    return struct.unpack_from("<Q", info, TCP_RECEIVED)[0], info[0] == TCP_CLOSE
 
 
 def _unread(connected: socket.socket) -> int:

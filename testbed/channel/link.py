@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import logging
 import time
 import uuid
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import zmq
 import zmq.asyncio
 
-from testbed.channel.access import Gate
+from testbed.channel.access import Gate, check_address
 from testbed.channel.connections import CHECK_S, CHECK_SHARE, RECHECK_S, Connections, notice_gone_hosts
 from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following, parts
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
@@ -37,12 +38,16 @@ CURVE_BYTES = 33
 """Bytes that encryption adds to a frame."""
 NAMELESS = b"\0"
 """First byte of libzmq's own identities, as of connections that lost theirs: nobody would close their sessions."""
-HANDSHAKE_MS = 5000
-"""Timeout of the CURVE handshake."""
+HANDSHAKE_MS = 5000  # of CURVE
 MAX_MESSAGE_BYTES = 65 * 2**20
 """Largest frame."""
 TURN_S = 2e-3
 """Time after which the BS lets other tasks run although further messages have come."""
+
+
+RENEW_S = 10.0
+"""Longest time to bind again."""
+LOG = logging.getLogger(__name__)
 
 
 class Received(NamedTuple):
@@ -85,18 +90,6 @@ class ServerLink(Protocol):
 def new_identity() -> bytes:
     """A new random ZeroMQ identity; it must not start with a zero byte."""
     return b"ue-" + uuid.uuid4().bytes
-
-
-def check_address(address: str) -> str:
-    """Return a valid ZeroMQ address unchanged.
-
-    Raises:
-        BadInput: not tcp://HOST:PORT or ipc://PATH.
-    """
-    match = re.fullmatch(r"tcp://([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d+|\*)|ipc://(\S+)", address)
-    if not match or (match[2] and match[2] != "*" and not 0 < int(match[2]) < 65536):
-        raise BadInput(f"bad address {address!r}; use tcp://HOST:PORT, such as tcp://127.0.0.1:5555, or ipc://PATH")
-    return address
 
 
 class ZmqLink:
@@ -193,17 +186,7 @@ class ZmqServerLink:
         self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
         self._gate = None if keys is None else Gate(self._context, keys, self.background)
-        self._socket: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.ROUTER)
-        self._ready = Readiness(self._socket)
-        if self._gate is not None:
-            self._gate.protect(self._socket)
-        for option, value in (
-            (zmq.LINGER, 200), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, OUTBOX), (zmq.RCVHWM, INBOX),
-            (zmq.MAXMSGSIZE, min(frame_bytes, PART_BYTES) + (CURVE_BYTES if keys else 0)),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), (zmq.IPV6, any("[" in a for a in addresses)),
-        ):  # fmt: skip
-            self._socket.setsockopt(option, value)
-        notice_gone_hosts(self._socket)
+        self._open(addresses)
         self.addresses: list[str] = []
         try:
             for address in addresses:
@@ -217,6 +200,38 @@ class ZmqServerLink:
             raise BadInput(f"cannot bind {address}: {exc}") from exc
         tcp = (address for address in self.addresses if address.startswith("tcp://"))
         self.connections.ports = frozenset(int(address.rpartition(":")[2]) for address in tcp)
+
+    def _open(self, addresses: Sequence[str]) -> None:
+        """Create the socket."""
+        self._socket: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.ROUTER)
+        self._ready = Readiness(self._socket)
+        if self._gate is not None:
+            self._gate.protect(self._socket)
+        for option, value in (
+            (zmq.LINGER, 200), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, OUTBOX), (zmq.RCVHWM, INBOX),
+            (zmq.MAXMSGSIZE, min(self._frame_bytes, PART_BYTES) + (CURVE_BYTES if self._gate else 0)),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), (zmq.IPV6, any("[" in a for a in addresses)),
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        notice_gone_hosts(self._socket)
+
+    async def _renew(self) -> None:
+        """Close all connections, which UEs open again at once, and with them those that libzmq keeps for ever."""
+        LOG.warning("%d connections do not end: all are closed, and UEs connect again", self.connections.stuck)
+        self._ready.close()
+        self._socket.close()
+        self._open(self.addresses)
+        self.connections.stuck = 0
+        until_s = time.monotonic() + RENEW_S
+        for address in sorted(self.addresses, reverse=True):  # tcp:// first: the old socket removes the file of ipc://
+            while True:  # until libzmq's own thread has ended it
+                try:
+                    self._socket.bind(address)
+                    break
+                except zmq.ZMQError as exc:
+                    if time.monotonic() > until_s:
+                        raise LinkError(f"cannot bind {address} again: {exc}") from exc
+                await asyncio.sleep(1e-3)
 
     async def send(self, peer: bytes, frames: Frames) -> None:
         """Send to a peer; the message is dropped if its queue is full, or if the peer is gone or revoked."""
@@ -233,6 +248,8 @@ class ZmqServerLink:
             self._checking = True
             self.background.start("connection limits", self._check)
         while True:
+            if self.connections.clogged:
+                await self._renew()
             if time.monotonic() - self._turn_s > TURN_S:
                 await asyncio.sleep(0)
                 self._turn_s = time.monotonic()

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from testbed.channel.access import require_keys
+from testbed.channel.access import check_address, require_keys
 from testbed.channel.keys import ClientKeys, load_client
-from testbed.channel.link import Link, ZmqLink, check_address, new_identity
+from testbed.channel.link import Link, ZmqLink, new_identity
 from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.ue.client import Client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 import sys
@@ -16,6 +17,7 @@ import pytest
 from testbed.channel.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, SPARE_BYTES, Connections
 from testbed.channel.frames import MAX_IDENTITY_BYTES, MOST_FRAMES, OTHER_BYTES, PART_BYTES, parts
 from testbed.channel.link import INBOX, ZmqLink, ZmqServerLink, new_identity
+from testbed.errors import LinkTimeout
 from tests.support.descriptors import no_descriptors_left
 from tests.support.zmtp import connect, frame
 
@@ -210,6 +212,38 @@ async def test_a_message_of_many_frames_is_read_no_further_and_its_sender_shut_o
 def metadata(size: int) -> bytes:
     """As many properties as possible."""
     return b"".join(b"\x02" + struct.pack(">H", number) + bytes(4) for number in range(size // 7))
+
+
+async def test_connections_that_do_not_end_are_closed_with_all_others_and_ues_come_back() -> None:
+    """libzmq keeps the descriptor of a connection whose identity was taken while messages of it were unread."""
+    async with echo() as (bs, _):
+        with ue(bs) as honest:
+            assert await answered(honest)
+            before, liars = descriptors(), []
+            for _ in range(18):
+                liars.append(connect(bs.addresses[0], b"same"))
+                liars[-1].sendall(frame(b"unread") * 200)
+            await asyncio.sleep(0.2)
+            for liar in liars:
+                liar.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                liar.close()
+            await asyncio.sleep(0.2)
+            assert descriptors() > before + 10
+            bs.connections.close()
+            bs.connections = Connections(bs.connections.ports, FRAME_BYTES, INBOX, most=20)  # has not seen them open
+            until_s = time.monotonic() + WAIT_S
+            while descriptors() > before and time.monotonic() < until_s:
+                await honest.send([b"and me?"])  # lost, perhaps
+                with contextlib.suppress(LinkTimeout):
+                    await honest.recv(0.5)
+                await asyncio.sleep(0.1)
+            assert descriptors() <= before
+            assert await answered(honest)
+
+
+def descriptors() -> int:
+    """Number of open descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 async def test_a_handshake_beyond_a_part_is_cut_off() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from testbed.channel.access import check_address
 from testbed.channel.frames import PART_BYTES, parts
-from testbed.channel.link import ZmqLink, ZmqServerLink, check_address, new_identity
+from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
 ANYWHERE = "tcp://127.0.0.1:*"

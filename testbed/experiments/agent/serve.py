@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed import __version__
-from testbed.channel.access import require_keys
+from testbed.channel.access import check_address, require_keys
 from testbed.channel.keys import load_server
-from testbed.channel.link import ZmqServerLink, check_address
+from testbed.channel.link import ZmqServerLink
 from testbed.clock import within
 from testbed.errors import BadInput, ProtocolError, TestbedError
 from testbed.experiments.agent.child import run_child

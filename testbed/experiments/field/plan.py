@@ -12,7 +12,7 @@ import msgspec
 from testbed import fields
 from testbed.assets.bundled_files import find
 from testbed.bs.judging.registry import JUDGES
-from testbed.channel.link import check_address
+from testbed.channel.access import check_address
 from testbed.channel.measuring.iperf3 import parse_server
 from testbed.channel.trace import read_trace
 from testbed.config import Config, RunConfig, load

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from testbed.channel.access import check_address
 from testbed.channel.keys import ClientKeys
-from testbed.channel.link import Link, ZmqLink, check_address, new_identity
+from testbed.channel.link import Link, ZmqLink, new_identity
 from testbed.channel.measuring.cellular import CellularState, read_cellular
 from testbed.channel.measuring.iperf3 import NO_IPERF3, Throughput, iperf3_command, parse_server, run_iperf3
 from testbed.channel.measuring.offset import Handshake, clock_offset

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.channel.access import require_keys
-from testbed.channel.link import check_address
+from testbed.channel.access import check_address, require_keys
 from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset

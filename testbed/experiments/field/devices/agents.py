@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from testbed.channel.access import require_keys
+from testbed.channel.access import check_address, require_keys
 from testbed.channel.keys import load_client
-from testbed.channel.link import ZmqLink, check_address, new_identity
+from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.measuring.offset import Handshake, Offset, clock_offset
 from testbed.config import resolved
 from testbed.errors import BadInput, LinkError, LinkTimeout, ProtocolError, TestbedError
