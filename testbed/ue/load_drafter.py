@@ -51,6 +51,7 @@ class DrafterOptions:
         kv_type: type of the KV cache.
         memory_tokens: tokens of earlier requests that `suffix` drafts from, too.
         tokenizer: directory of the target's tokenizer; None: the drafter's vocabulary is taken to be the target's.
+        keep: whether texts that come back, grown by a turn of a conversation, have only their new part computed.
     """
 
     vocab_size: int | None = None
@@ -61,6 +62,7 @@ class DrafterOptions:
     kv_type: Literal["f16", "f32"] = "f16"
     memory_tokens: int = 0
     tokenizer: Path | None = None
+    keep: bool = False
 
 
 class DrafterKind(NamedTuple):
@@ -195,6 +197,7 @@ def _llama_of(name: str, options: DrafterOptions) -> LlamaDrafter:
         threads=options.threads,
         gpu_layers=options.gpu_layers,
         kv_type=options.kv_type,
+        keep=options.keep,
     )
 
 

@@ -187,10 +187,3 @@ class VerifyEngine(ABC):
                     del left[key]
                     results[key] = replace(share.result, cached=begun[key]) if key in begun else share.result
         return [results[id(request)] for request in batch]
-
-
-def common_prefix(left: NDArray[np.int32], right: NDArray[np.int32], most: int) -> int:
-    """Leading ids that two sequences have in common, at most `most`."""
-    most = min(most, len(left), len(right))
-    differing = np.flatnonzero(left[:most] != right[:most])
-    return int(differing[0]) if len(differing) else most

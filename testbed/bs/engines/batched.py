@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult, common_prefix
+from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest, VerifyResult
 from testbed.bs.engines.fairness import STALE_PASSES, fair_share, owner
+from testbed.llama.kept import common_prefix
 
 LEAST_PIECE = 16
 """Tokens of a piece, at least: what room is left below that stays free."""

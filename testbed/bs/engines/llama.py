@@ -8,7 +8,7 @@ come from consecutive sequences in equal numbers; llama.cpp computes any others 
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult, common_prefix
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.batched import BatchedEngine
-from testbed.bs.engines.fairness import to_evict
-from testbed.errors import BadInput, EngineError, ModelError
-from testbed.llama.context import MAX_BATCH, MAX_SEQUENCES, LlamaOptions
-from testbed.llama.gguf_rules import EMBEDDING, WITHOUT_ATTENTION, check_gguf, is_float32
+from testbed.bs.engines.fairness import owner, to_evict
+from testbed.bs.engines.llama_options import context_options
+from testbed.errors import EngineError, ModelError
+from testbed.llama.context import MAX_BATCH
 from testbed.llama.group import LlamaGroup, SequenceInput
-from testbed.llama.memory import KV_BYTES, kv_width
-
-MAX_DEFAULT_POSITIONS = 4096
-MAX_DEFAULT_SESSIONS = 16
-KV_CACHE_BYTES = 2**30
-"""Default size of the KV cache, from which the number of sessions follows."""
-LOGITS_BYTES = 2**26
-"""Largest size of a decode's logits."""
+from testbed.llama.kept import KeptTexts, common_prefix
 
 
 @dataclass(slots=True)
@@ -70,7 +63,8 @@ class _Scores(NamedTuple):
 
 class LlamaEngine(BatchedEngine):
     """Computes a pass in one decode after the prompts'; beyond `max_sessions`, the least recently used cache of the UE
-    with most sessions is dropped.
+    with most sessions is dropped. A conversation that its UE continues in a new session has only its new part computed,
+    as long as no other session needed the place.
 
     Args:
         model: GGUF file, of floats or quantised.
@@ -109,7 +103,9 @@ class LlamaEngine(BatchedEngine):
         self._sessions: OrderedDict[str, _LlamaSession] = OrderedDict()
         """Sessions by name, the least recently used first."""
         self._free = list(range(options.sequences))
-        """Heap of unused sequences: the lowest first, so that those in use are consecutive."""
+        """Unused, empty sequences, in order."""
+        self._kept = KeptTexts()
+        """Texts of the other unused sequences."""
         self.max_requests, self._outputs = options.sequences, options.outputs or 1
         self.model_name = str(model)
         self.vocab_size = self._llama.vocab_size(vocab_size)
@@ -121,7 +117,10 @@ class LlamaEngine(BatchedEngine):
     def cached(self, request: VerifyRequest) -> int:
         """See `BatchedEngine.cached`."""
         session = self._sessions.get(request.session)
-        return 0 if session is None else common_prefix(session.ids, request.prefix, len(request.prefix) - 1)
+        if session is None:
+            grown = self._kept.grown(request.prefix, owner(request.session))
+            return 0 if grown is None else grown[1]
+        return common_prefix(session.ids, request.prefix, len(request.prefix) - 1)
 
     def held(self) -> Collection[str]:
         """See `BatchedEngine.held`."""
@@ -149,7 +148,7 @@ class LlamaEngine(BatchedEngine):
 
     def _share(self, llama: LlamaGroup, request: VerifyRequest, busy: Collection[str]) -> _SequenceShare:
         """A request's session, cut to what it has in common with the request's prompt."""
-        session = self._sessions.pop(request.session, None) or self._open(llama, request.session, busy)
+        session = self._sessions.pop(request.session, None) or self._open(llama, request, busy)
         self._sessions[request.session] = session
         prompt, first = request.prompt, len(request.prefix) - 1
         cached = common_prefix(session.ids, prompt, first)
@@ -158,11 +157,30 @@ class LlamaEngine(BatchedEngine):
             session.ids = session.ids[:cached]
         return _SequenceShare(session, prompt, cached, first)
 
-    def _open(self, llama: LlamaGroup, session: str, busy: Collection[str]) -> _LlamaSession:
-        """A session with an empty sequence: an unused one, or that of a session outside the pass (`busy`)."""
-        if not self._free:
-            self._drop(llama, to_evict(self._sessions, session, busy, self.stale(self._sessions)))
-        return _LlamaSession(heapq.heappop(self._free), np.empty(0, np.int32))
+    def _open(self, llama: LlamaGroup, request: VerifyRequest, busy: Collection[str]) -> _LlamaSession:
+        """A session for a request: with the sequence of a text of the same UE that the request continues; else with an
+        empty one: an unused one, or that of a text, or of a session outside the pass (`busy`).
+        """
+        grown = self._kept.grown(request.prefix, owner(request.session))
+        if grown is not None:
+            return _LlamaSession(grown[0], self._kept.take(grown[0]))
+        if not self._free and not len(self._kept):
+            self._drop(llama, to_evict(self._sessions, request.session, busy, self.stale(self._sessions)))
+        return _LlamaSession(self._empty_place(llama), np.empty(0, np.int32))
+
+    def _empty_place(self, llama: LlamaGroup) -> int:
+        """Take the unused sequence with which those in use are most nearly consecutive, if possible one without a
+        text, else that of the oldest text.
+        """
+        used = [session.place for session in self._sessions.values()]
+        unused = [*self._free, *self._kept.places()]
+        place = min(unused, key=lambda one: (max([one, *used]) - min([one, *used]), one in self._kept))
+        if place in self._kept:
+            self._kept.take(place)
+            llama.forget(place, 0)
+        else:
+            self._free.remove(place)
+        return place
 
     def _score(
         self, llama: LlamaGroup, part: Sequence[VerifyRequest], shares: Sequence[_SequenceShare]
@@ -216,57 +234,24 @@ class LlamaEngine(BatchedEngine):
         )
 
     def release(self, session: str) -> None:
-        """See `VerifyEngine.release`: the session's sequence is free at once."""
+        """See `VerifyEngine.release`: the session's sequence is free at once, and keeps its text until it is used."""
         super().release(session)
-        if self._llama is not None and session in self._sessions:
-            self._drop(self._llama, session)
+        if session in self._sessions:
+            left = self._sessions.pop(session)
+            self._kept.keep(left.place, left.ids, owner(session))
 
     def _drop(self, llama: LlamaGroup, session: str) -> None:
         place = self._sessions.pop(session).place
         llama.forget(place, 0)
-        heapq.heappush(self._free, place)
+        bisect.insort(self._free, place)
 
     def close(self) -> None:
         """Free the model; a second call does nothing."""
         self._sessions.clear()
+        self._kept = KeptTexts()
         if self._llama is not None:
             self._llama.close()
             self._llama = None
-
-
-def context_options(
-    path: Path,
-    positions: int | None = None,
-    sessions: int | None = None,
-    threads: int | None = None,
-    gpu_layers: int = -1,
-    kv_type: Literal["f16", "f32"] | None = None,
-) -> LlamaOptions:
-    """Options of the engine's context, bounded in memory where the arguments leave them open.
-
-    Raises:
-        ModelError, BadInput, ConfigError: as `LlamaEngine`.
-    """
-    if path.is_dir():
-        raise ModelError(
-            f"{path} is a directory, and llama.cpp takes a GGUF file: "
-            f"`testbed models export --model {path} --out FILE.gguf` writes one"
-        )
-    header = check_gguf(path)
-    family = str(header.scalars["general.architecture"])
-    made_for = int(header.scalars[f"{family}.context_length"])
-    if not 2 <= (made_for if positions is None else positions) <= made_for:
-        raise BadInput(f"max_model_len must be between 2 and the model's {made_for}, got {positions}")
-    positions = positions or min(made_for, MAX_DEFAULT_POSITIONS)
-    if kv_type is None:
-        kv_type = "f32" if is_float32(header) else "f16"
-    if sessions is None:
-        numbers = 1 if family in WITHOUT_ATTENTION else kv_width(header)  # the former are refused when they are loaded
-        sessions = max(1, min(MAX_DEFAULT_SESSIONS, KV_CACHE_BYTES // (numbers * KV_BYTES[kv_type] * positions)))
-    elif not 1 <= sessions <= MAX_SEQUENCES:
-        raise BadInput(f"max_sessions must be between 1 and {MAX_SEQUENCES}, got {sessions}")
-    outputs = max(1, min(MAX_BATCH, LOGITS_BYTES // (4 * header.tensors[EMBEDDING].shape[1])))
-    return LlamaOptions(positions, sessions, threads, gpu_layers, None, kv_type, outputs)
 
 
 def _packs(rows: Sequence[SequenceInput], most: int) -> Iterator[list[SequenceInput]]:

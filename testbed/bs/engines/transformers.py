@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult, common_prefix
+from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.batched import BatchedEngine
 from testbed.bs.engines.fairness import to_evict
 from testbed.bs.engines.model_files import check_files
 from testbed.errors import EngineError, ModelError
+from testbed.llama.kept import common_prefix
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 
 from testbed.bs.engines.base import VerifyEngine
-from testbed.bs.engines.llama import context_options
+from testbed.bs.engines.llama_options import context_options
 from testbed.bs.engines.model_files import check_files
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.bs.engines.target import Target
@@ -34,6 +33,7 @@ from testbed.llama.context import MAX_SEQUENCES
 from testbed.llama.gguf_rules import check_gguf
 from testbed.llama.origin import states_fingerprint
 from testbed.models.bundle import BUNDLED
+from testbed.models.real.from_gguf import quantisation
 from testbed.ue.drafters.base import Drafter
 
 CHUNK = 50
@@ -222,13 +222,3 @@ def _meta(
     if config.policy != "oracle" and (store.directory / META).exists():
         meta = msgspec.structs.replace(meta, scorer=store.open().scorer)
     return meta
-
-
-def quantisation(model: Path) -> str:
-    """The most frequent weight type in a GGUF file, such as F32 or Q8_0."""
-    from gguf import GGUFReader
-
-    counts: Counter[str] = Counter()
-    for tensor in GGUFReader(model).tensors:
-        counts[tensor.tensor_type.name] += int(tensor.n_elements)
-    return counts.most_common(1)[0][0]

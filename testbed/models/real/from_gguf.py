@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ def from_gguf(file: Path, out: Path) -> None:
         save_tokenizer(file, out)
         ends = {"eos_token_id": entries.get("tokenizer.ggml.eos_token_id"), "do_sample": False}
         _write_json(out / "generation_config.json", ends)
+
+
+def quantisation(model: Path) -> str:
+    """The most frequent weight type in a GGUF file, such as F32 or Q8_0.
+
+    Raises:
+        ModelError: no GGUF file that can be used.
+    """
+    check_gguf(model)
+    counts: Counter[str] = Counter()
+    for tensor in gguf.GGUFReader(model).tensors:
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    return counts.most_common(1)[0][0]
 
 
 def save_tokenizer(file: Path, out: Path) -> None:

@@ -65,7 +65,7 @@ def serve(config: EndpointConfig, bundle: tuple[Path | None, Path | None], state
     with listening(config.host, config.port, guarded=token is not None) as listener:
         options = DrafterOptions(
             prompter.vocab_size, config.context, config.sequences, config.threads, config.gpu_layers, config.kv_type,
-            config.drafter_memory, prompter.directory,
+            config.drafter_memory, prompter.directory, keep=True,
         )  # fmt: skip
         drafter = load_drafter(name, options)
         try:

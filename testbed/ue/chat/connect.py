@@ -38,7 +38,7 @@ async def connected(
     prompter, sampling = Prompter(directory, config.prompt_format), Sampling(config.temperature)
     options = DrafterOptions(
         prompter.vocab_size, config.context, 1, config.threads, config.gpu_layers, config.kv_type,
-        config.drafter_memory, prompter.directory,
+        config.drafter_memory, prompter.directory, keep=True,
     )  # fmt: skip
     drafter = load_drafter(name, options)
     client = dial(config.bs, config.keys, WallClock(), config.timeout_s, config.failover_s, config.insecure)

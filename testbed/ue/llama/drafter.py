@@ -12,6 +12,7 @@ import numpy as np
 from testbed.assets.fingerprints import model_fingerprint
 from testbed.errors import BadInput, ModelError
 from testbed.llama.context import LlamaContext, LlamaOptions
+from testbed.llama.kept import KeptTexts
 from testbed.ue.drafters.base import Choose, DraftToken
 from testbed.ue.llama.logits import LogitReader
 
@@ -33,6 +34,7 @@ class LlamaDrafter:
         gpu_layers: int = -1,
         flash_attention: bool | None = None,
         kv_type: Literal["f16", "f32"] = "f16",
+        keep: bool = False,
     ) -> None:
         """Load a model.
 
@@ -40,6 +42,8 @@ class LlamaDrafter:
             path: GGUF file.
             vocab_size: number of the tokenizer's ids; further rows are padding and never drafted. None: all rows.
             context: see `LlamaOptions` for this and the following options.
+            keep: whether a conversation that comes back, grown by a turn, has only its new part computed. Its drafts
+                may then differ in the last bits from those of a computation at once.
 
         Raises:
             ModelError: the file is missing or unusable, its cache cannot be rolled back, it has fewer positions than
@@ -54,6 +58,8 @@ class LlamaDrafter:
         self.fingerprint = model_fingerprint(path)
         self._reader = LogitReader(self.vocab_size)
         self._free = list(reversed(range(sequences)))
+        self._keep, self._kept = keep, KeptTexts()
+        """Texts of unused sequences that are kept."""
         self._closed = False
         self._lock = threading.Lock()
 
@@ -72,13 +78,27 @@ class LlamaDrafter:
             self._check_open()
             if not self._free:
                 raise ModelError("all sequences of the drafter are in use; close one or load it with more")
-            place = self._free.pop()
+            place, known = self._place(ids)
             try:
-                self._llama.compute(place, 0, ids[:-1], outputs=False)
+                self._llama.compute(place, known, ids[known:-1], outputs=False)
             except ModelError:
+                self._llama.forget(place, 0)
                 self._free.append(place)
                 raise
         return LlamaSequence(self, place, ids, distributions, choose)
+
+    def _place(self, ids: Sequence[int]) -> tuple[int, int]:
+        """A free place for a text, and the number of its leading ids that are computed there."""
+        if (grown := self._kept.grown(ids)) is not None:
+            place, known = grown
+        else:
+            empty = [place for place in self._free if place not in self._kept]
+            place, known = empty[-1] if empty else self._kept.places()[0], 0
+        self._free.remove(place)
+        if place in self._kept:
+            self._kept.take(place)
+            self._llama.forget(place, known)
+        return place, known
 
     def close(self) -> None:
         """Free the model; its sequences can no longer draft. A second call does nothing."""
@@ -118,10 +138,13 @@ class LlamaDrafter:
             if not self._closed:
                 self._llama.forget(place, length)
 
-    def _release(self, place: int) -> None:
+    def _release(self, place: int, computed: Sequence[int]) -> None:
         with self._lock:
             if not self._closed:
-                self._llama.forget(place, 0)
+                if self._keep and computed:
+                    self._kept.keep(place, computed)
+                else:
+                    self._llama.forget(place, 0)
                 self._free.append(place)
 
 
@@ -177,7 +200,7 @@ class LlamaSequence:
         """Free the sequence and its cache; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._drafter._release(self._place)
+            self._drafter._release(self._place, self._ids[: self._cached])
 
     def _check_open(self) -> None:
         if self._closed:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from testbed.bs.engines.base import VerifyRequest
-from testbed.bs.engines.llama import LOGITS_BYTES, LlamaEngine
+from testbed.bs.engines.llama import LlamaEngine
+from testbed.bs.engines.llama_options import LOGITS_BYTES
 from testbed.errors import BadInput, EngineError, ModelError
 from testbed.llama.context import MAX_BATCH
 from testbed.llama.group import LlamaGroup, SequenceInput
@@ -60,6 +61,11 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 
     monkeypatch.setattr(LlamaGroup, "_together", counting)
     return seen
+
+
+def places(engine: LlamaEngine) -> list[int]:
+    """Unused sequences."""
+    return sorted([*engine._free, *engine._kept.places()])
 
 
 @pytest.mark.parametrize("window", [0, 1, 8, 64])
@@ -167,7 +173,7 @@ def test_more_rows_than_a_decode_has_logits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Windows are split between decodes where a large vocabulary leaves room for few rows of logits."""
-    monkeypatch.setattr("testbed.bs.engines.llama.LOGITS_BYTES", 7 * 4 * TOKENS)
+    monkeypatch.setattr("testbed.bs.engines.llama_options.LOGITS_BYTES", 7 * 4 * TOKENS)
     engine = LlamaEngine(random_ggufs["llama"], max_sessions=4, threads=1)
     verify_and_check(engine, references["llama"], *(ask(str(k), tokens(rng, 9), tokens(rng, k)) for k in (4, 12, 0)))
     assert [count for count, outputs in decodes if outputs] == [7, 7, 5]
@@ -189,8 +195,37 @@ def test_a_forgotten_session_costs_a_prefill(small: Pair, rng: np.random.Generat
     assert list(engine._sessions) == ["new", "d", "b"], "a pass keeps its own sessions"
     for name in ("b", "d", "new", "unknown"):
         engine.release(name)
-    assert not engine._sessions and sorted(engine._free) == [0, 1, 2]
+    assert not engine._sessions and places(engine) == [0, 1, 2]
     verify_and_check(engine, reference, *requests)
+
+
+def test_a_conversation_that_comes_back_computes_its_new_turn(small: Pair, rng: np.random.Generator) -> None:
+    engine, reference = small
+    first = tokens(rng, 120)
+    verify_and_check(engine, reference, ask("ue/1", first, tokens(rng, 6)))
+    engine.release("ue/1")
+    other = ask("ue/2", tokens(rng, 60))
+    grown = np.concatenate([first, tokens(rng, 30)])
+    assert engine.cached(other) == engine.cached(ask("thief/1", grown)) == 0, "no other UE's text is used"
+    verify_and_check(engine, reference, other, ask("thief/1", grown))
+    engine.release("thief/1")
+    again = ask("ue/3", grown, tokens(rng, 6))
+    assert engine.cached(again) == 120
+    (result,) = verify_and_check(engine, reference, again)
+    assert result.cached == 120 and places(engine) == [2]
+    engine.release("ue/3")
+    assert engine.cached(ask("ue/4", first)) == 0, "a repeated prompt, which is measured again, is computed again"
+
+
+def test_sessions_in_use_stay_consecutive(small: Pair, rng: np.random.Generator) -> None:
+    engine, reference = small
+    verify_and_check(engine, reference, *(ask(f"{name}/1", tokens(rng, 80)) for name in "abc"))
+    engine.release("b/1")
+    engine.release("c/1")
+    verify_and_check(engine, reference, ask("d/1", tokens(rng, 9)))
+    assert sorted(session.place for session in engine._sessions.values()) == [0, 1]
+    verify_and_check(engine, reference, ask("c/2", tokens(rng, 9)))
+    assert places(engine) == []
 
 
 def test_random_rounds_of_more_sessions_than_sequences(small: Pair, rng: np.random.Generator) -> None:
@@ -207,7 +242,7 @@ def test_random_rounds_of_more_sessions_than_sequences(small: Pair, rng: np.rand
             sessions[name] = [*sessions[name], *drafts[name][:kept], int(tokens(rng, 1)[0])][-150:]
         if rng.random() < 0.2:
             engine.release(str(rng.integers(8)))
-        assert len(engine._sessions) + len(engine._free) == 3
+        assert len(engine._sessions) + len(places(engine)) == 3
     assert lost > 5
 
 

@@ -56,6 +56,44 @@ def assert_same(drafted: list[DraftToken], expected: list[DraftToken]) -> None:
         np.testing.assert_allclose(token.hidden, other.hidden, atol=HIDDEN_TOLERANCE)
 
 
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of tokens of every computation."""
+    seen: list[int] = []
+    compute = LlamaContext.compute
+
+    def counting(self: LlamaContext, sequence: int, position: int, ids: list[int], *, outputs: bool) -> None:
+        seen.append(len(ids))
+        compute(self, sequence, position, ids, outputs=outputs)
+
+    monkeypatch.setattr(LlamaContext, "compute", counting)
+    return seen
+
+
+@pytest.mark.parametrize(("keep", "again"), [(True, 10), (False, 103)])
+def test_a_conversation_that_comes_back_computes_its_new_turn(
+    random_ggufs: dict[str, Path], computed: list[int], keep: bool, again: int
+) -> None:
+    drafter = LlamaDrafter(random_ggufs["llama"], TOKENS, sequences=2, keep=keep, **EXACT)
+    plain = LlamaDrafter(random_ggufs["llama"], TOKENS, sequences=1, **EXACT)
+    text = [int(i) for i in np.random.default_rng(0).integers(0, TOKENS, 90)]
+    for _ in range(3):
+        sequence = drafter.open(text)
+        draft(sequence, 4)
+        sequence.commit(2, 5)
+        sequence.draft_one()
+        text = [*sequence._ids[: sequence.length], *range(10)]
+        sequence.close()
+        fresh(drafter, text[::-1], 1)  # another conversation
+        computed.clear()
+        drafted = fresh(drafter, text, 1)
+        assert sum(computed) == again
+        assert_same(drafted, fresh(plain, text, 1))
+        again += 0 if keep else 13
+    for one in (drafter, plain):
+        one.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_transformers_greedy_tokens(
     kind: str, drafters: dict[str, LlamaDrafter], references: dict[str, Reference]
