@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli.models import distill
+from testbed.cli.models import distill, onboard
 from testbed.cli.options import AsJson, Force, completion, configured, refuse_to_overwrite
 from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
@@ -228,3 +228,5 @@ def card(
 
 
 app.command("distill")(distill.distill)
+app.command("onboard")(onboard.onboard)
+app.command("parity")(onboard.parity)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.llama.origin import DIFFERENCE
 from testbed.models.export import DTypeName, export_gguf
 from testbed.models.problems import generate
+from testbed.models.real.from_gguf import from_gguf, quantisation
+from testbed.protocols.vocabulary import FILE
 
 POSITIONS = 128
 Weights = Literal["f32", "f16", "q8_0", "q4_0", "q4_1"]
@@ -107,6 +111,23 @@ def prove_parity(
         on_text=on_text,
         least_agreement=least_agreement,
     )
+
+
+def prove_file(file: Path) -> Parity:
+    """Compare a GGUF file under llama.cpp with its own weights under transformers.
+
+    Raises:
+        ModelError: the file cannot be used or converted.
+    """
+    kind = quantisation(file).lower()
+    dtype: Weights = kind if kind in TOLERANCES else "q4_1"
+    with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
+        from_gguf(file, Path(scratch))
+        beside, own = file.parent / FILE, Path(scratch) / FILE
+        if beside.is_file() and not own.exists():
+            shutil.copyfile(beside, own)
+        least = None if kind in ("f32", "f16") else AGREEMENTS.get(kind, min(AGREEMENTS.values()))
+        return prove_parity(Path(scratch), file, dtype, text_ids(Path(scratch)), least)
 
 
 def text_ids(model_dir: Path, count: int = POSITIONS) -> list[int] | None:

@@ -57,7 +57,7 @@ class Talks:
         """One pass; returns its sessions."""
         shares = self._engine.step()
         for request, new, cached, result, _ in shares:
-            self.lost[request.session] += self.computed[request.session] - cached
+            self.lost[request.session] += max(0, self.computed[request.session] - cached)  # texts may be known before
             self.computed[request.session] = cached + new
             if result is not None:
                 self.waiting.remove(request.session)

@@ -334,7 +334,7 @@ def test_the_kv_cache_is_bounded(random_ggufs: dict[str, Path], monkeypatch: pyt
     """Two layers, two heads of 32 numbers each for keys and values, 512 positions, 4 bytes."""
     session_bytes = 2 * 2 * 2 * 32 * 512 * 4
     for cache_bytes, sessions in ((5 * session_bytes + 1, 5), (1, 1), (1000 * session_bytes, 16)):
-        monkeypatch.setattr("testbed.bs.engines.llama.KV_CACHE_BYTES", cache_bytes)
+        monkeypatch.setattr("testbed.bs.engines.llama_options.KV_CACHE_BYTES", cache_bytes)
         engine = LlamaEngine(random_ggufs["llama"])
         assert engine.kv_tokens == 512 * sessions
         engine.close()
