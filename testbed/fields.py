@@ -116,18 +116,20 @@ Dataset = Annotated[
 ]
 Window = Annotated[int, option("Draft window K, drafted tokens per round.", least=1, most=256, panel="Protocol")]
 Lookahead = Annotated[
-    int | None,
+    int | Literal["stream"] | None,
     option(
         "1: draft and send the next window while the verdict is on its way (greedy, coupled, fh, sh). 0: wait for the "
-        "verdict. auto: as it pays, by measured times and acceptance.",
-        least=0, most=1, none="auto", metavar="0|1|auto", panel="Protocol",
+        "verdict. stream: draft on, and send chunks of at most K tokens, which the target waits for (greedy, coupled; "
+        "others as 1). auto: as it pays, by measured times and acceptance; without --no-stream, the target may go on "
+        "alone.",
+        least=0, most=1, none="auto", metavar="0|1|stream|auto", panel="Protocol",
     ),
 ]  # fmt: skip
 Stream = Annotated[
     bool,
     option(
-        "With a drafter without a model (greedy, coupled): the target decodes on by itself, and drafted tokens join "
-        "its output. With --no-stream it waits for every window, also for empty ones.",
+        "With a drafter without a model, or a hybrid, or --lookahead auto (greedy, coupled): the target decodes on by "
+        "itself where that is faster, and drafted tokens join its output. With --no-stream it waits for windows.",
         panel="Protocol",
     ),
 ]

@@ -11,7 +11,7 @@ from testbed.bs.judging.base import Judge
 from testbed.bs.pending import Round
 from testbed.bs.room import Load
 from testbed.bs.sessions import Key, Session
-from testbed.bs.streams import NO_WINDOW, join
+from testbed.bs.streams import NO_WINDOW, join, woken
 from testbed.bs.verdict import reason
 from testbed.channel.link import ServerLink
 from testbed.clock import Clock
@@ -145,7 +145,14 @@ class Dispatcher:
                 self._sessions.hold(session, round_)
             else:
                 self._rounds.begin(session, round_)
+        self._wake(peer, message, arrived_s)
         return None
+
+    def _wake(self, peer: bytes, message: Draft, now_s: float) -> None:
+        """Go on with a stream that waited for a window."""
+        session = self._sessions.get((peer, message.session))
+        if session is not None and (begun := woken(self._sessions, session, now_s)) is not None:
+            self._rounds.begin(session, begun)
 
     async def _hidden(self, peer: bytes, packet: Packet[Message], message: Hidden) -> Message | None:
         session = self._sessions.get((peer, message.session))

@@ -184,7 +184,9 @@ class Intake:
         Raises:
             ProtocolError: the window cannot be taken.
         """
-        if finished(session) or self.sessions.crowded(waiting, session.key[0], ahead=True) is not None:
+        crowded = self.sessions.crowded(waiting, session.key[0], ahead=True) is not None
+        session.waits = message.waits and not crowded
+        if finished(session) or crowded:
             return None
         return session, self._read(session, protocol, arrays, message.base_len), True
 

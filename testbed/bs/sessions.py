@@ -82,10 +82,12 @@ class Session:
     end_ids: tuple[int, ...] = ()
     """Tokens after which a BS that decodes alone stops."""
     alone: bool = False
-    """Whether the target decodes without waiting for drafts: always under `target-only` and in streams, otherwise while
-    speculation is off."""
+    """Whether the target goes on without drafts: under `target-only`, in streams, and while speculation is off."""
     stream: int = 0
     """Largest window of a pass in a stream that windows may join; 0: none may."""
+    waits: bool = False
+    paused: bool = False
+    """Whether a stream's target waits for windows once those that came are verified, and whether it does so now."""
     heard_s: float = 0.0
     """Time of the UE's last message, on the server's clock."""
     asked_bytes: int = 0

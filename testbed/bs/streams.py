@@ -22,9 +22,10 @@ MOST_AHEAD = 7
 
 def ahead(session: Session, round_: Round) -> int:
     """Tokens that a stream may be decoded ahead: none before its first token, which is sent at once, after a window,
-    where tokens are drawn, or where a speed is guaranteed, whose scheduler plans every pass.
+    where windows are waited for or tokens drawn, or where a speed is guaranteed, whose scheduler plans every pass.
     """
-    if not session.alone or not session.got or session.drawn or session.speed_tps is not None or len(round_.window.ids):
+    waits = session.waits or not session.got or len(round_.window.ids)
+    if not session.alone or waits or session.drawn or session.speed_tps is not None:
         return 0
     return max(0, min(MOST_AHEAD, session.wanted - session.length - 1))
 
@@ -57,7 +58,11 @@ def rounds_of(round_: Round, count: int, start_s: float, verify_s: float) -> Ite
 
 
 def join(sessions: SessionTable, session: Session, round_: Round) -> None:
-    """Keep a window that came for a stream: after those before it that it continues, else in their place."""
+    """Keep a window that came for a stream: after those before it that it continues, else in their place. One without
+    tokens changes nothing.
+    """
+    if not len(round_.window.ids):
+        return
     held = session.held
     if held and held[-1].base_len + len(held[-1].window.ids) != round_.base_len:
         held = ()
@@ -65,8 +70,8 @@ def join(sessions: SessionTable, session: Session, round_: Round) -> None:
 
 
 def joining(sessions: SessionTable, session: Session) -> Round | None:
-    """The next window that continues a stream's output, cut to what is not decoded yet; those before it are dropped,
-    and all if one of them was wrong. None: there is none.
+    """The windows that continue a stream's output, as one, cut to what is not decoded yet and to the largest window of
+    a pass; those before them are dropped, and all if one of them was wrong. None: there is none.
     """
     held = session.held
     while held:
@@ -75,10 +80,15 @@ def joining(sessions: SessionTable, session: Session) -> Round | None:
         known = session.tokens[first.base_len : session.length]
         if done < 0 or not np.array_equal(ids[:done], known[: len(ids)]):
             break
-        held = tuple(rest)
+        if first.guess is not None and first.base_len and first.guess != session.tokens[first.base_len - 1]:
+            break  # it goes on from a token that was rejected
         if done < len(ids):
-            sessions.hold(session, *held)
-            return replace(first, window=Window(ids[done : done + session.stream], None), draft=first.number)
+            joined = [ids[done : done + session.stream]]
+            while rest and sum(map(len, joined)) + len(rest[0].window.ids) <= session.stream:
+                joined.append(rest.pop(0).window.ids)
+            sessions.hold(session, *rest)
+            return replace(first, window=Window(np.concatenate(joined), None), draft=first.number)
+        held = tuple(rest)
     sessions.hold(session)
     return None
 
@@ -98,8 +108,25 @@ def following(sessions: SessionTable, session: Session, round_: Round, now_s: fl
     if finished(session):
         sessions.hold(session)
         return None
-    begun = (joining(sessions, session) if session.stream else None) or Round(0, NO_WINDOW, None, now_s)
-    return replace(begun, number=round_.number + 1, arrived_s=now_s, base_len=session.length, guess=None)
+    return _begun(sessions, session, round_.number + 1, now_s)
+
+
+def woken(sessions: SessionTable, session: Session, now_s: float) -> Round | None:
+    """The round that a window begins for which the target of a stream was waiting; None: it waits on, or did not."""
+    if not session.paused:
+        return None
+    session.paused = False
+    return _begun(sessions, session, session.last_round + 1, now_s)
+
+
+def _begun(sessions: SessionTable, session: Session, number: int, now_s: float) -> Round | None:
+    """The next round of a session that the target decodes alone; None: it waits for a window now."""
+    begun = joining(sessions, session) if session.stream else None
+    if begun is None and session.waits:
+        session.paused, session.last_round = True, number - 1
+        return None
+    begun = begun or Round(0, NO_WINDOW, None, now_s)
+    return replace(begun, number=number, arrived_s=now_s, base_len=session.length, guess=None)
 
 
 def finished(session: Session) -> bool:

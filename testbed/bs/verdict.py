@@ -105,6 +105,7 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
         risk=single(session.risk),
         base_len=round_.base_len if session.stream else None,
         draft=round_.draft,
+        joined=len(round_.window.ids) if session.stream else 0,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import typer
@@ -248,12 +248,17 @@ def _value(one: Option, given: Any) -> Any:
     return parts
 
 
-def _one_number(one: Option, given: Any, kind: type[int] | type[float]) -> float:
+def _one_number(one: Option, given: Any, kind: type[int] | type[float]) -> float | str:
+    words = [word for part in _kinds(one) if get_origin(part) is Literal for word in get_args(part)]
+    if given in words:
+        return str(given)
     try:
         return kind(given)
     except ValueError as exc:
         what = "a whole number" if kind is int else "a number"
-        raise BadInput(f"{one.flag} takes {what} or {one.none}, not {given!r}") from exc
+        raise BadInput(
+            f"{one.flag} takes {what}{''.join(f', {w}' for w in words)} or {one.none}, not {given!r}"
+        ) from exc
 
 
 def _number(one: Option) -> type[int] | type[float] | None:

@@ -127,7 +127,12 @@ class Draft(Message, frozen=True):
     """Of a window sent ahead, before the verdict of the round before it: the last token of its prefix, which the BS is
     expected to add after accepting all of that round's window. If it does not, the window is dropped. None: the verdict
     is known. In a stream, windows have numbers of their own, and `base_len` may lie beyond the committed prefix if the
-    tokens between come in earlier windows: those that do not continue the output when their turn comes are dropped."""
+    tokens between come in earlier windows: those that do not continue the output when their turn comes are dropped.
+    With `waits` it is the token before the window, so that one after a rejected token costs no pass; without, windows
+    after it may be right again."""
+    waits: bool = False
+    """In a stream: whether the target shall wait for further windows once those that came are verified. The last window
+    that came counts; one without tokens says nothing else."""
 
 
 class Hidden(Message, frozen=True):
@@ -239,6 +244,8 @@ class Verdict(Message, frozen=True):
     """In a stream: length of the prefix that the round continued."""
     draft: int | None = None
     """In a stream: number of the window that the pass verified, from its token after that prefix; None: none."""
+    joined: int = 0
+    """In a stream: drafted tokens that the pass verified, of that window and of those after it."""
 
 
 class Resync(Message, frozen=True):

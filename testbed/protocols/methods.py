@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -12,6 +12,8 @@ from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.sampling import FULL_BITS, GREEDY, Sampling
 
+Ahead = int | Literal["stream"] | None
+"""Lookahead: 0, 1, as far as it pays in a stream, or None: chosen."""
 COLOCATED = "colocated"
 AUTO = "auto"
 
@@ -88,7 +90,7 @@ def run_method(name: str) -> RunMethod:
     return known[name]
 
 
-def check_lookahead(lookahead: int | None, names: Sequence[str]) -> None:
+def check_lookahead(lookahead: Ahead, names: Sequence[str]) -> None:
     """Refuse a lookahead that none of these methods has.
 
     Raises:

@@ -70,6 +70,7 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "risk": _RISK,
         "base_len": _COUNT,
         "draft": _ROUND,
+        "joined": _COUNT,
     },
     Busy: {"retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
     Pong: {"time_s": _CLOCK},

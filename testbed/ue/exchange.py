@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from testbed.errors import LinkTimeout, ProtocolError
@@ -16,6 +17,7 @@ from testbed.ue.client import RESEND_S, Client
 from testbed.ue.records import RoundRecord
 from testbed.ue.windows.joining import JoiningWindow
 
+NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
 SLOWEST_BPS = 1e6
 """Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
 SILENCE_S = 10.0
@@ -157,12 +159,13 @@ class SessionExchanges:
         window.sent_bytes += sent
         return took_s, sent
 
-    async def join(self, windows: Iterable[JoiningWindow]) -> int:
-        """Send windows that may join a stream, once; returns their bytes."""
+    async def join(self, windows: Iterable[JoiningWindow], waits: bool) -> int:
+        """Send windows that may join a stream, once, and whether the target waits after them; returns their bytes."""
         sent_bytes = 0
         for one in windows:
             self._unanswered += 1
-            draft = Draft(session=self._number, round=one.number, base_len=one.base_len)
+            before = one.before if waits else None
+            draft = Draft(session=self._number, round=one.number, base_len=one.base_len, guess=before, waits=waits)
             sent_bytes += await self._client.send(draft, {"ids": one.ids})
         return sent_bytes
 

@@ -34,8 +34,6 @@ BUNDLED = "bundled"
 MOST, LEAST = 8, 3
 """Tokens of the n-grams that `ngram` looks up."""
 INDEX_RULE = IndexRule(floor=3, reach=2)
-HYBRID_RULE = IndexRule(floor=6, reach=2)
-"""Beside a model, the index drafts only where it is more likely right than the model."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ def _hybrid(name: str, options: DrafterOptions) -> Drafter:
     parts = hybrid_parts(name)
     assert parts is not None
     model = _llama(parts[1], options)
-    index = _index_of(parts[0], model.vocab_size, model.context, HYBRID_RULE, options.memory_tokens)
+    index = _index_of(parts[0], model.vocab_size, model.context, INDEX_RULE, options.memory_tokens)
     return HybridDrafter(index, model)
 
 

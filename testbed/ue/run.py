@@ -16,7 +16,7 @@ from testbed.errors import BadInput
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
 from testbed.protocols.adaptive import ByLatency, Choice, by_rtt
 from testbed.protocols.greedy import Coupled, Greedy
-from testbed.protocols.methods import AUTO, COLOCATED, check_sampling, run_method
+from testbed.protocols.methods import AUTO, COLOCATED, Ahead, check_sampling, run_method
 from testbed.protocols.quantise import FULL_BITS, quantised
 from testbed.protocols.sampling import GREEDY, Sampling, request_seed
 from testbed.ue.channel_state import ChannelState, UnknownChannel
@@ -28,6 +28,7 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.stream_choice import StreamChoice
 
 
 def check_speed(speed_tps: float | None, accept_slower: bool) -> None:
@@ -143,7 +144,7 @@ class Setting:
     overheads: Overheads = NO_OVERHEADS
     speed_tps: float | None = None
     accept_slower: bool = False
-    lookahead: int | None = 0
+    lookahead: Ahead = 0
     stream: bool = True
 
     def __post_init__(self) -> None:
@@ -156,6 +157,8 @@ class JobRunner:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._policies: dict[str, WindowPolicy] = {}
+        alone = setting.stream and setting.lookahead != "stream"
+        self._streams = StreamChoice(setting.policy.max_window, alone)
         sizes = quantised(setting.sizes or Sizes(setting.drafter.hidden_size), setting.hidden_bits)
         self._by_latency = ByLatency(setting.policy.max_window, sizes, setting.overheads)
 
@@ -219,7 +222,7 @@ class JobRunner:
         return await decode_remotely(link, prompt, which.max_tokens, end_ids, sampling=which.sampling, seed=which.seed)
 
     def _session(
-        self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0, lookahead: int | None = 0
+        self, client: Client, choice: Choice, sampling: Sampling = GREEDY, seed: int = 0, lookahead: Ahead = 0
     ) -> DecodingSession:
         setting = self._setting
         return DecodingSession(
@@ -238,6 +241,7 @@ class JobRunner:
             accept_slower=setting.accept_slower,
             lookahead=lookahead,
             stream=setting.stream and client is setting.clients.link,
+            streams=self._streams if client is setting.clients.link else None,
         )
 
     def _policy(self, kind: str) -> WindowPolicy:

@@ -13,6 +13,7 @@ from testbed.channel.csi import Csi, single
 from testbed.errors import AdmissionError, ProtocolError
 from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.messages import NO_HINT, Busy, Close, Draft, Open, Verdict
+from testbed.protocols.methods import Ahead
 from testbed.protocols.quantise import FULL_BITS, pack_q
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import cancel
@@ -20,16 +21,16 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.after import states_of
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.sampler import DraftSampler
-from testbed.ue.exchange import Exchange, OutgoingWindow, SessionExchanges, record_of
+from testbed.ue.exchange import NOTHING, Exchange, OutgoingWindow, SessionExchanges, record_of
 from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session_drafter import WindowDrafter
 from testbed.ue.windows.base import Guided, WindowPolicy
-from testbed.ue.windows.joining import joining_windows
 from testbed.ue.windows.lookahead import Lookahead
+from testbed.ue.windows.stream_choice import StreamChoice
+from testbed.ue.windows.streaming import StreamDrafting, stream_parts
 
 Progress = Callable[[RoundRecord], None]
-NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
 
 
 class DecodingSession:
@@ -42,12 +43,11 @@ class DecodingSession:
         sampling: how drafter and target draw tokens, for protocols that sample, or choose them by coupled sampling.
         seed: seed of the request's random numbers.
         hidden_bits: bits per element of uploaded hidden states.
-        speed_tps: tokens per second that the BS must guarantee; None: no guarantee.
-        accept_slower: accept the speed that the BS offers where it cannot guarantee that one.
-        lookahead: 1: draft and send the next window before the verdict; 0: do not; None: choose for each window.
-            Protocols that sample never look ahead.
-        stream: the target decodes without waiting for windows, which join its output, where `joining_windows` has them;
-            not with hints.
+        speed_tps, accept_slower: tokens/s that the BS must guarantee, None: none; whether to take the speed it offers.
+        lookahead: windows sent before a verdict, 0 or 1; None: as it pays. "stream": of protocols that neither sample
+            nor judge, drafts without rounds; of others, 1. Protocols that sample never look ahead.
+        stream: windows join the output of a target that does not wait for them, where `stream_parts` has drafters.
+        streams: what a model drafts for streams, with "stream" and None; None: models look ahead by 1 at most.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class DecodingSession:
         hidden_bits: int = FULL_BITS,
         speed_tps: float | None = None,
         accept_slower: bool = False,
-        lookahead: int | None = 0,
+        lookahead: Ahead = 0,
         stream: bool = False,
+        streams: StreamChoice | None = None,
     ) -> None:
         self._client, self._drafter, self._protocol = client, drafter, protocol
         self._threshold, self._csi, self._clock = threshold, csi, client.clock
@@ -77,12 +78,14 @@ class DecodingSession:
         self._speed_tps, self._accept_slower = speed_tps, accept_slower
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
         self._hints = policy if isinstance(policy, Guided) else None
-        self._joining = joining_windows(drafter, protocol, policy) if stream and not self._hints else None
+        parts = stream_parts(drafter, protocol, policy, stream, streams is not None and lookahead in (None, "stream"))
+        how = (policy, streams, sampling.coupling(seed), pace, self._clock)
+        self._stream = StreamDrafting(parts, *how) if parts else None
         off = self._hints is not None and self._hints.off and not protocol.replaces
-        self._alone = off or self._joining is not None
+        self._alone = off or parts is not None
         self._number = client.new_session()
         self._exchanges = SessionExchanges(client, self._number, self._open, self._refused, protocol.reveal)
-        self._lookahead = Lookahead(0 if protocol.sampled else lookahead)
+        self._lookahead = Lookahead(0 if protocol.sampled else 1 if lookahead == "stream" else lookahead)
         self._next = 0
         """Number of the next window."""
         self._ahead: asyncio.Task[None] | None = None
@@ -110,7 +113,9 @@ class DecodingSession:
         start_s = begun_s = self._clock.time()
         self._committed = np.asarray(prompt, np.int32)
         self._ends, self._end = frozenset(end_ids), len(prompt) + max_tokens
-        (self._joining or self._windows).begin(list(prompt))
+        self._windows.begin(list(prompt))
+        if self._stream:
+            self._stream.begin(list(prompt), max_tokens, self._ends, self._exchanges.join)
         rounds, reason = list[RoundRecord](), "length"
         try:
             if not self._alone:
@@ -125,7 +130,9 @@ class DecodingSession:
                     progress(rounds[-1])
         finally:
             await self._drop_ahead()
-            (self._joining or self._windows).close()
+            if self._stream:
+                await self._stream.close()
+            self._windows.close()
             await self._close()
         return RequestRecord(
             prompt_len=len(prompt),
@@ -179,14 +186,14 @@ class DecodingSession:
         draft = Draft(session=self._number, round=self._next, base_len=len(self._committed))
         self._next += 1
         window = OutgoingWindow(draft, {}, NOTHING, begun_s)
-        if self._joining:
-            window.sent_bytes = await self._exchanges.join(self._joining.draft(room, self._ends))
-        exchange = await self._exchanges.listen(draft, stream=self._joining is not None)
-        if self._joining:
-            window.drafted = NOTHING._replace(ids=self._joining.verified(exchange.verdict))
+        if self._stream:
+            await self._stream.propose()
+        exchange = await self._exchanges.listen(draft, stream=self._stream is not None)
+        if self._stream:
+            window.drafted = NOTHING._replace(ids=self._stream.verified(exchange.verdict, exchange.seconds))
         committed, reason = await self._commit(window.drafted, exchange, room)
         record = record_of(self._protocol.kind, window, exchange, committed, (begun_s, self._clock.time()))
-        return replace(record, streamed=self._joining is not None), reason
+        return self._stream.recorded(record) if self._stream else record, reason
 
     # ------------------------------------------------------------ ahead of the verdict
 
@@ -239,8 +246,8 @@ class DecodingSession:
         if ends:
             added = added[: ends[0] + 1]
         self._committed = np.concatenate([self._committed, added])
-        if self._joining:
-            self._joining.commit(added.tolist())
+        if self._stream:
+            self._stream.commit(added.tolist())
         self._risk = verdict.risk
         if self._hints and verdict.window != NO_HINT:
             self._hints.hinted(verdict.window)
@@ -257,14 +264,14 @@ class DecodingSession:
         await self._drop_ahead()
         if self._alone:
             self._next = verdict.round + 1  # the BS counts on from this round
-        if more and drafted is not NOTHING and not self._joining:
+        if more and drafted is not NOTHING and not self._stream:
             self._windows.commit(verdict.accepted, token)
 
     async def _open(self, round_: int) -> None:
         """Open the session at the round that begins next."""
-        if self._joining:
-            self._joining.reopened()
-        sampling, more = self._sampling, self._hints or self._joining
+        if self._stream:
+            self._stream.reopened()
+        sampling, more = self._sampling, self._hints or self._stream
         message = Open(
             session=self._number, protocol=self._protocol.kind, threshold=self._threshold,
             hidden_size=self._drafter.hidden_size, temperature=sampling.temperature, top_k=sampling.top_k,
@@ -272,7 +279,7 @@ class DecodingSession:
             hidden_bits=self._hidden_bits, speed_tps=self._speed_tps, window=self._hints.limit if self._hints else 0,
             max_tokens=self._end - len(self._committed) if more else 0, alone=self._alone,
             round=round_ if self._alone else 0, states=states_of(self._drafter), risk=self._risk,
-            coupled=sampling.coupled, stream=self._joining.window if self._joining else 0,
+            coupled=sampling.coupled, stream=self._stream.window if self._stream else 0,
             endless=more is not None and self._client.endless(self._ends), block=sampling.block,
             q_top=sampling.q_top, q_bits=sampling.q_bits,
         )  # fmt: skip

@@ -110,6 +110,8 @@ class UeGroup(Config, frozen=True):
         draws = self.method.drafts and (self.method.sampled or self.method.coupled)
         if self.drafts is not None and (self.judge_keeps or draws):
             raise BadInput(f"group {self.name}: drafts are recorded for greedy decoding and the strict judge")
+        if self.drafts is not None and self.lookahead == "stream":
+            raise BadInput(f"group {self.name}: streams draft further ahead than recorded drafts do")
         if self.judge_keeps and not self.method.judged:
             raise BadInput(f"group {self.name}: no judge keeps tokens under {self.protocol}; take judge_keeps 0")
         WINDOW_RULES.choose(self.window_rule)

@@ -34,6 +34,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.registry import window_policy
+from testbed.ue.windows.stream_choice import StreamChoice
 
 TIMEOUT_S = 60.0
 
@@ -127,6 +128,7 @@ def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe
         window_policy(group.window_rule, group.window) if group.method.drafts else None,
         ProfilePace(profile, client.clock), speed_tps=group.class_tps, protocol=group.protocol,
         lookahead=group.lookahead,
+        streams=StreamChoice(group.window, alone=False) if group.lookahead == "stream" else None,
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
 
 def _lookahead(group: UeGroup, tallies: Sequence[UeTally], rounds: int) -> float | None:
     """The group's lookahead; where it is chosen for each window, the mean."""
-    if group.lookahead is not None:
+    if isinstance(group.lookahead, int):
         return group.lookahead
     return sum(tally.looked_ahead for tally in tallies) / rounds if rounds else None
 

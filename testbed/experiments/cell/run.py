@@ -31,6 +31,7 @@ from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.registry import WINDOW_RULES
+from testbed.ue.windows.stream_choice import StreamChoice
 from testbed.virtual_time import run_virtually
 
 Clear = Callable[[float], bool]
@@ -207,6 +208,7 @@ class _Cell:
             sampling=group.method.sampling(Sampling()) if group.method.drafts else GREEDY,
             seeds=partial(Random(seed).getrandbits, 63),
             lookahead=group.lookahead,
+            streams=StreamChoice(group.window, alone=False) if group.lookahead == "stream" else None,
         )
 
     def _drafting(

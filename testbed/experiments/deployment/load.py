@@ -11,6 +11,7 @@ import numpy as np
 from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.protocols import protocol
+from testbed.protocols.methods import Ahead
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import together
 from testbed.ue.channel_state import UNKNOWN, ChannelState
@@ -21,6 +22,7 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.stream_choice import StreamChoice
 
 T = TypeVar("T")
 
@@ -44,7 +46,8 @@ class LoadUe:
     sampling: Sampling = GREEDY
     seeds: Callable[[], int] = lambda: 0
     """Seed of each request's random numbers."""
-    lookahead: int | None = 0
+    lookahead: Ahead = 0
+    streams: StreamChoice | None = None
     """See `DecodingSession`."""
     state: ChannelState = UNKNOWN
     """What is known of its channel. Its `begin` is the caller's part, since it precedes the latency of a request."""
@@ -61,7 +64,7 @@ class LoadUe:
         session = DecodingSession(
             self.client, self.drafter, protocol(self.protocol), policy, self.threshold, csi=self.state.now,
             pace=self.pace, sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps,
-            accept_slower=self.accept_slower, lookahead=self.lookahead,
+            accept_slower=self.accept_slower, lookahead=self.lookahead, streams=self.streams,
         )  # fmt: skip
 
         def seen(record: RoundRecord) -> None:

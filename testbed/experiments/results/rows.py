@@ -13,7 +13,7 @@ from testbed.experiments.inputs.marks import Marker
 from testbed.experiments.results.energy import energy_columns
 from testbed.experiments.results.metrics import acceptance_columns, byte_columns, speedup_columns, time_columns
 from testbed.experiments.results.quality import NUMBER, quality
-from testbed.protocols.methods import run_method
+from testbed.protocols.methods import Ahead, run_method
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.records import RequestRecord
 from testbed.ue.run import Outcome
@@ -34,7 +34,7 @@ def rows(
     threshold: float,
     hidden_bits: int = 16,
     window_rule: str = "fixed",
-    lookahead: int | None = 0,
+    lookahead: Ahead = 0,
     own: Mapping[tuple[str, int], str] | None = None,
     idle_w: float | None = None,
     sampling: Sampling = GREEDY,
@@ -44,7 +44,7 @@ def rows(
 
     Args:
         examples, texts: prompts, by request index, and output texts, by (method, request).
-        lookahead: None: chosen for each window, and rows have the mean.
+        lookahead: rows have the mean over rounds where it is not 0 or 1.
         own: as `texts`, of the target; None: unknown.
         idle_w: power of the idle device; None: not measured.
     """
@@ -103,9 +103,9 @@ def by_category(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [row for some in found.values() for row in some]
 
 
-def _looked(outcomes: Sequence[Outcome], lookahead: int | None) -> float:
+def _looked(outcomes: Sequence[Outcome], lookahead: Ahead) -> float:
     """The lookahead of a run, or the mean over its rounds where each window chose its own."""
-    if lookahead is not None:
+    if isinstance(lookahead, int):
         return lookahead
     return float(np.mean([r.lookahead for o in outcomes for r in o.record.rounds]))
 

@@ -28,7 +28,8 @@ from testbed.experiments.runs.memo_drafter import MemoDrafter, depends_on_passes
 from testbed.experiments.runs.prepare import Workload
 from testbed.protocols.quantise import quantised
 from testbed.ue.drafters.base import Drafter
-from testbed.ue.load_drafter import drafter_kind
+from testbed.ue.drafters.hybrid import HybridDrafter
+from testbed.ue.load_drafter import drafter_kind, hybrid_parts
 from testbed.ue.run import Clients, Outcome
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.virtual_time import run_virtually
@@ -74,6 +75,9 @@ def load_models(
     drafter = drafter_of(config, work)
     if drafter_kind(work.drafter).pure:
         drafter = MemoDrafter(drafter, depends_on_passes(work.drafter))
+    elif isinstance(drafter, HybridDrafter):
+        own = (hybrid_parts(work.drafter) or ("", work.drafter))[1]
+        drafter = HybridDrafter(drafter.index, MemoDrafter(drafter.model, depends_on_passes(own)))
     return Models(MemoEngine(loaded, hidden), drafter, offer)
 
 

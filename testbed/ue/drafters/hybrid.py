@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from testbed.ue.drafters.base import Choose, Drafter, DraftSequence, DraftToken
 from testbed.ue.drafters.index import IndexDrafter, IndexSequence
 
+HYBRID_FLOOR = 6
+"""Beside a model that drafts, shortest match of the index: it is then more likely right than the model."""
+
 
 class HybridDrafter:
     """Implements `Drafter`: each window comes from the index or from the model.
@@ -15,7 +18,7 @@ class HybridDrafter:
     """
 
     def __init__(self, index: IndexDrafter, model: Drafter) -> None:
-        self._index, self._model = index, model
+        self.index, self.model = index, model
         self.vocab_size, self.hidden_size, self.context = model.vocab_size, model.hidden_size, model.context
         self.fingerprint = f"{index.fingerprint}+{model.fingerprint}"
         index.hidden_size = model.hidden_size
@@ -24,13 +27,13 @@ class HybridDrafter:
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None
     ) -> HybridSequence:
         """See `Drafter.open`."""
-        model = self._model.open(prompt, distributions=distributions, choose=choose)
-        return HybridSequence(self._index.open(prompt, distributions=distributions, choose=choose), model)
+        model = self.model.open(prompt, distributions=distributions, choose=choose)
+        return HybridSequence(self.index.open(prompt, distributions=distributions, choose=choose), model)
 
     def close(self) -> None:
         """Free the model."""
-        self._index.close()
-        self._model.close()
+        self.index.close()
+        self.model.close()
 
 
 class HybridSequence:
@@ -54,7 +57,7 @@ class HybridSequence:
     def draft_one(self) -> DraftToken:
         """See `DraftSequence.draft_one`."""
         if not self._drafted:
-            self._by_index = self._index.ready()
+            self._by_index = self._index.match >= HYBRID_FLOOR and self._index.ready()
         token = self._index.draft_one() if self._by_index else self._model.draft_one()
         self._drafted.append(token.id)
         if not self._by_index:

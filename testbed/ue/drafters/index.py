@@ -88,6 +88,11 @@ class IndexSequence:
         """Number of committed tokens, the prompt included."""
         return len(self._lookup.text)
 
+    @property
+    def match(self) -> int:
+        """Length of the longest match."""
+        return self._match.length
+
     def ready(self) -> bool:
         """See `IndexedSequence.ready`."""
         return self._next() is not None
@@ -113,15 +118,18 @@ class IndexSequence:
         hidden = np.zeros(self._drafter.hidden_size, np.float16)
         return DraftToken(token, 1.0, 0.0, 1.0, 0.0, hidden, probs if self._distributions else None)
 
-    def proposed(self, most: int) -> list[int]:
+    def proposed(self, most: int, floor: int = 0) -> list[int]:
         """Up to `most` tokens that `draft_one` would draft after the committed prefix; none of them counts as drafted.
+
+        Args:
+            floor: shortest match that counts, where it is more than the rule's.
 
         Raises:
             RuntimeError: tokens were drafted since the last commit.
         """
         if self._drafted:
             raise RuntimeError("tokens were drafted since the last commit")
-        most = min(most, self._drafter.context - self.length)
+        most = min(most, self._drafter.context - self.length) if self.match >= floor else 0
         while len(self._drafted) < most and (token := self._next()) is not None:
             self._drafted.append(token)
         found, self._drafted = self._drafted, []

@@ -1,4 +1,4 @@
-"""Windows of a drafter without a model that join a stream, which the target decodes without waiting for them."""
+"""Windows that join a stream, which the target decodes without waiting for them, or waiting as they ask."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import ProtocolError
-from testbed.protocols.base import RoundProtocol
 from testbed.protocols.messages import MOST_JOINING, Verdict
-from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.index import IndexDrafter, IndexSequence
-from testbed.ue.windows.base import WindowPolicy
 
 
 class JoiningWindow(NamedTuple):
@@ -23,6 +20,8 @@ class JoiningWindow(NamedTuple):
     base_len: int
     """Length of the prefix that it continues, tokens of earlier windows included."""
     ids: NDArray[np.int32]
+    before: int
+    """The token before it."""
 
     @property
     def end(self) -> int:
@@ -31,21 +30,22 @@ class JoiningWindow(NamedTuple):
 
 
 class JoiningWindows:
-    """Drafts windows that join the stream of one request, and follows which of its tokens they foresaw.
+    """Windows that join the stream of one request, and which of its tokens they foresaw.
 
-    The index proposes tokens after every committed one. Those that go on from the windows that are away are sent as
-    further windows, whole ones only while one of those is not refuted; a token of the target that differs from the one
-    foreseen refutes them all.
+    Proposals continue the committed tokens. Those that go on from the windows that are away are sent as further
+    windows, whole ones only while one of those is not refuted; a token of the target that differs from the one foreseen
+    refutes them all.
 
     Args:
-        window: most tokens of a window.
+        index: proposes tokens after every committed one; None: only others do.
+        window: most tokens of a pass.
     """
 
-    def __init__(self, drafter: IndexDrafter, window: int) -> None:
-        self._drafter, self.window = drafter, window
+    def __init__(self, index: IndexDrafter | None, window: int) -> None:
+        self._index, self.window = index, window
         self._sequence: IndexSequence | None = None
-        self._numbers = self._lost = 0
-        """Number of the next window, and of the first one that the BS can have."""
+        self._last = self._length = self._numbers = self._lost = 0
+        """The last committed token, their count, and the numbers of the next window and the first that the BS keeps."""
         self._sent: dict[int, JoiningWindow] = {}
         """Windows with tokens that are not committed yet, by their numbers."""
         self._foreseen: list[int] = []
@@ -56,38 +56,72 @@ class JoiningWindows:
         """Most tokens that are away."""
         return MOST_JOINING * self.window
 
+    @property
+    def away(self) -> int:
+        """Tokens that are away and not refuted."""
+        return len(self._foreseen)
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens."""
+        return self._length
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Set the prompt.
 
         Raises:
             BadInput: the drafter refuses it.
         """
-        self._sequence = self._drafter.open(prompt)
+        self._length, self._last = len(prompt), prompt[-1] if prompt else 0
+        self._sequence = None if self._index is None else self._index.open(prompt)
 
     def reopened(self) -> None:
         """The BS is to open the session anew, and loses the windows; verdicts about them may still arrive."""
         self._lost, self._foreseen = self._numbers, []
 
-    def draft(self, room: int, ends: Set[int]) -> list[JoiningWindow]:
-        """Windows to send now, for an output of `room` further tokens; none has a token that ends the output."""
-        assert self._sequence is not None
-        ahead, size = len(self._foreseen), self.window
-        places = MOST_JOINING - sum(number >= self._lost for number in self._sent)
-        if places <= 0 or ahead + (size if ahead else 1) > min(self.most_ahead, room - 1):
+    def draft(self, room: int, ends: Set[int], floor: int = 0) -> list[JoiningWindow]:
+        """Windows of the index to send now, for an output of `room` further tokens; none has a token that ends it.
+
+        Args:
+            floor: shortest match that counts, where it is more than the index's own.
+        """
+        if self._sequence is None or not self._free(self.window, room):
             return []
-        proposed = self._sequence.proposed(min(self.most_ahead, room - 1))
+        most = min(self.most_ahead, room - 1)
+        return self.offer(self._sequence.proposed(most, floor), self.window, room, ends)
+
+    def offer(
+        self, proposed: Sequence[int], size: int, room: int, ends: Set[int], whole: bool | None = None
+    ) -> list[JoiningWindow]:
+        """Windows of at most `size` tokens to send now, of tokens proposed after the committed ones.
+
+        Args:
+            whole: whether a shorter one waits for more tokens; None: only while others are away.
+        """
+        ahead, places = len(self._foreseen), self._free(size, room)
+        if not places or list(proposed[:ahead]) != self._foreseen:
+            return []
         end = next((i for i, token in enumerate(proposed) if token in ends), len(proposed))
-        if proposed[:ahead] != self._foreseen:
-            return []
-        new = proposed[ahead:end]
-        if ahead:
+        new = list(proposed[ahead : min(end, room - 1)])
+        if ahead if whole is None else whole:
             del new[len(new) // size * size :]
         return [self._send(new[i : i + size]) for i in range(0, len(new), size)[:places]]
 
+    def empty(self) -> JoiningWindow:
+        """A window without tokens, which takes no number."""
+        return JoiningWindow(self._numbers, self._length, np.zeros(0, np.int32), self._last)
+
+    def _free(self, size: int, room: int) -> int:
+        """Windows of `size` tokens for which the BS has places."""
+        places = MOST_JOINING - sum(number >= self._lost for number in self._sent)
+        ahead = len(self._foreseen)
+        full = ahead + (size if ahead else 1) > min(MOST_JOINING * size, self.most_ahead) or ahead + 1 >= room
+        return 0 if full else max(0, places)
+
     def _send(self, ids: list[int]) -> JoiningWindow:
-        assert self._sequence is not None
-        base_len = self._sequence.length + len(self._foreseen)
-        window = JoiningWindow(self._numbers, base_len, np.array(ids, np.int32))
+        base_len = self._length + len(self._foreseen)
+        before = self._foreseen[-1] if self._foreseen else self._last
+        window = JoiningWindow(self._numbers, base_len, np.array(ids, np.int32), before)
         self._numbers += 1
         self._sent[window.number] = window
         self._foreseen += ids
@@ -97,36 +131,35 @@ class JoiningWindows:
         """The drafted tokens that the pass of a verdict verified.
 
         Raises:
-            ProtocolError: a window that was not sent, or that does not go on from the committed prefix.
+            ProtocolError: a window that was not sent, or that does not go on from the committed prefix, or more tokens
+                than were sent.
         """
         if verdict.draft is None:
             return np.zeros(0, np.int32)
-        assert self._sequence is not None
-        window, length = self._sent.get(verdict.draft), self._sequence.length
-        if window is None or not window.base_len <= length < window.end:
+        window = self._sent.get(verdict.draft)
+        if window is None or not window.base_len <= self._length < window.end:
             raise ProtocolError(f"verdict of window {verdict.draft}, which does not continue the output")
-        return window.ids[length - window.base_len :]
+        ids, last = window.ids[self._length - window.base_len :], window
+        while len(ids) < verdict.joined and (more := self._sent.get(last.number + 1)) and more.base_len == last.end:
+            ids, last = np.concatenate([ids, more.ids]), more
+        if not 0 < verdict.joined <= len(ids):
+            raise ProtocolError(f"verdict of {verdict.joined} tokens from window {verdict.draft} on")
+        return ids[: verdict.joined]
 
     def commit(self, ids: Sequence[int]) -> None:
         """Append committed tokens."""
-        assert self._sequence is not None
-        for token in ids:
-            self._sequence.commit(0, token)
+        if self._sequence is not None:
+            for token in ids:
+                self._sequence.commit(0, token)
+        self._length, self._last = self._length + len(ids), ids[-1]
         known = min(len(ids), len(self._foreseen))
-        agrees = self._foreseen[:known] == list(ids[:known])
-        self._foreseen = self._foreseen[len(ids) :] if agrees else []
-        self._sent = {number: one for number, one in self._sent.items() if one.end > self._sequence.length}
+        if self._foreseen[:known] == list(ids[:known]):
+            self._foreseen = self._foreseen[len(ids) :]
+        else:  # the BS drops what is away
+            self._foreseen, self._lost = [], self._numbers
+        self._sent = {number: one for number, one in self._sent.items() if one.end > self._length}
 
     def close(self) -> None:
-        """Free the sequence."""
+        """Free the index's sequence."""
         if self._sequence is not None:
             self._sequence.close()
-
-
-def joining_windows(drafter: Drafter, protocol: RoundProtocol, policy: WindowPolicy) -> JoiningWindows | None:
-    """The windows of a session that may join a stream; None: it has none, since its drafter is a model, or its protocol
-    draws or judges tokens.
-    """
-    if not isinstance(drafter, IndexDrafter) or protocol.sampled or protocol.judged or protocol.skips:
-        return None
-    return JoiningWindows(drafter, policy.max_window)

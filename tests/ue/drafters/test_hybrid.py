@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.ue.drafters.hybrid import HybridDrafter
+from testbed.ue.drafters.hybrid import HYBRID_FLOOR, HybridDrafter
 from testbed.ue.drafters.index import IndexDrafter, IndexRule
 from testbed.ue.drafters.lookup import NgramLookup
 from testbed.ue.llama.drafter import LlamaDrafter
 from tests.support.models import TOKENS
 
-PROMPT = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6]
+PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_model_catches_up(model: LlamaDrafter, rounds: list[tuple[int, int, 
     try:
         for most, kept, token in rounds:
             looked_up = index.open(text)
-            by_index = looked_up.ready()
+            by_index = looked_up.match >= HYBRID_FLOOR and looked_up.ready()
             other = None if by_index else model.open(text)
             ids: list[int] = []
             while len(ids) < most and hybrid.ready():

@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import ProtocolError
-from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.messages import MOST_JOINING, Verdict
-from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.windows.fixed import FixedWindow
-from testbed.ue.windows.joining import JoiningWindows, joining_windows
+from testbed.ue.windows.joining import JoiningWindows
 from tests.support.copying import index_drafter
 
 LOOP = [5, 6, 7, 8]
@@ -24,18 +21,11 @@ def windows(prompt: list[int], window: int = 4, floor: int = 3) -> JoiningWindow
     return found
 
 
-def verdict(draft: int | None) -> Verdict:
+def verdict(draft: int | None, joined: int = 0) -> Verdict:
     return Verdict(
         session=0, round=0, accepted=0, token=0, candidates=0, queried=0, gap=0.0, batch_size=1, queue_s=0.0,
-        verify_s=0.0, judge_s=0.0, bs_s=0.0, draft=draft,
+        verify_s=0.0, judge_s=0.0, bs_s=0.0, draft=draft, joined=joined,
     )  # fmt: skip
-
-
-def test_only_drafters_without_a_model_and_protocols_that_compare_tokens_have_them() -> None:
-    for kind, one in PROTOCOLS.items():
-        found = joining_windows(index_drafter("ngram"), protocol(kind), FixedWindow(4))
-        assert (found is not None) == (not one.sampled and not one.judged and not one.skips)
-    assert joining_windows(SyntheticDrafter(vocab_size=64, alpha=0.5), protocol("greedy"), FixedWindow(4)) is None
 
 
 def test_without_a_match_nothing_is_sent() -> None:
@@ -85,19 +75,20 @@ def test_a_verdict_is_about_the_rest_of_its_window() -> None:
     found = windows(LOOP * 3)
     first, second, *_ = found.draft(50, set())
     assert found.verified(verdict(None)).tolist() == []
-    assert found.verified(verdict(first.number)).tolist() == LOOP
+    assert found.verified(verdict(first.number, 4)).tolist() == LOOP
     found.commit([5, 6, 7])
-    assert found.verified(verdict(first.number)).tolist() == [8]
-    for wrong in (second.number, 99):
+    assert found.verified(verdict(first.number, 1)).tolist() == [8]
+    assert found.verified(verdict(first.number, 3)).tolist() == [8, 5, 6]  # with the window after it
+    for wrong, joined in ((second.number, 4), (99, 4), (first.number, 0), (first.number, 100)):
         with pytest.raises(ProtocolError):
-            found.verified(verdict(wrong))
+            found.verified(verdict(wrong, joined))
 
 
 def test_verdicts_of_a_session_that_was_opened_again_are_still_understood() -> None:
     found = windows(LOOP * 3)
     first, *_ = found.draft(50, set())
     found.reopened()
-    assert found.verified(verdict(first.number)).tolist() == LOOP
+    assert found.verified(verdict(first.number, 4)).tolist() == LOOP
     again = found.draft(50, set())
     assert again[0].base_len == 12 and again[0].number > first.number
 

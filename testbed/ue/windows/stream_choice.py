@@ -1,0 +1,138 @@
+"""What a model drafts for streams: given, or chosen by measured times and acceptance."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from testbed.optim.draft_window.streams import StreamSetting, StreamTimes, stream_token_s
+from testbed.protocols.messages import MOST_JOINING
+
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+LEAST_GAIN = 1.02
+"""Expected speed-up below which another setting is not taken, nor a model used at all."""
+WARM_TOKENS = 16
+"""Drafted tokens compared with the target's before the first choice."""
+AGAIN_TOKENS = 512
+"""Committed tokens after which a model that did not pay is tried again."""
+KEEP_TOKEN, KEEP_PASS = 0.99, 0.9
+"""Weight of earlier tokens and passes in the averages."""
+LINKS = 16
+"""Windows whose shortest time on the link counts: that of others includes a wait for the pass before."""
+CHOOSE_PASSES = 8
+"""Passes from one comparison of all settings to the next."""
+CHANGE = 0.03
+"""Relative change of a time, or change of the acceptance rate, from which settings are compared anew."""
+
+
+class _Mean:
+    def __init__(self, keep: float) -> None:
+        self._keep, self.weight, self._sum = keep, 0.0, 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        keep = self._keep**weight
+        self.weight, self._sum = keep * self.weight + weight, keep * self._sum + weight * value
+
+    @property
+    def value(self) -> float:
+        return self._sum / self.weight if self.weight else 0.0
+
+
+class StreamChoice:
+    """The setting of a model's windows in streams, and what was measured for it; serves all requests of a UE.
+
+    Args:
+        most: most drafted tokens of a pass.
+        alone: whether the target may decode without waiting, and the model be left out; otherwise it always waits.
+    """
+
+    def __init__(self, most: int, alone: bool) -> None:
+        self._most, self._alone = most, alone
+        self._token, self._accepted = _Mean(KEEP_TOKEN), _Mean(KEEP_TOKEN)
+        self._pass, self._joined, self._size = (_Mean(KEEP_PASS) for _ in range(3))
+        self._links_s: deque[float] = deque(maxlen=LINKS)
+        self._compared = self._committed = self._passes = 0
+        self._measured: tuple[float, ...] = ()
+        """Acceptance rate and times at the last choice."""
+        self._setting: StreamSetting | None = StreamSetting(min(4, most), MOST_JOINING * min(4, most), not alone)
+        self.trial = alone
+        """Whether the model drafts only to be compared with the target, which decodes alone."""
+
+    @property
+    def setting(self) -> StreamSetting | None:
+        """What the model does now; None: nothing, the target decodes alone."""
+        return self._setting
+
+    # ------------------------------------------------------------ measurements
+
+    def drafted(self, seconds: float) -> None:
+        """A token was drafted."""
+        self._token.add(seconds)
+
+    def compared(self, accepted: int, rejected: int) -> None:
+        """Drafted tokens were found to be the target's, and one, at most, not to be."""
+        self._compared += accepted + rejected
+        if accepted + rejected:
+            self._accepted.add(accepted / (accepted + rejected), accepted + rejected)
+
+    def linked(self, seconds: float) -> None:
+        """A window and its verdict were on the link for this long, or less."""
+        self._links_s.append(max(0.0, seconds))
+
+    def passed(self, joined: int, seconds: float, committed: int) -> None:
+        """A pass over so many drafted tokens took this long at the BS, and committed tokens."""
+        self._committed += committed
+        self._passes += 1
+        if joined:
+            self._joined.add(seconds)
+            self._size.add(joined)
+        else:
+            self._pass.add(seconds)
+        if self._setting is None and self._committed >= AGAIN_TOKENS:
+            self._try_again()
+        elif self._compared >= WARM_TOKENS and self._token.weight and self._links_s:
+            self._choose()
+
+    def _try_again(self) -> None:
+        chunk = min(4, self._most)
+        self._setting, self._committed, self._compared = StreamSetting(chunk, 2 * chunk, False), 0, WARM_TOKENS // 2
+        self._measured, self.trial = (), True
+
+    # ------------------------------------------------------------ choice
+
+    @property
+    def times(self) -> StreamTimes:
+        """Measured times."""
+        plain_s = self._pass.value or self._joined.value
+        more_s = (self._joined.value - plain_s) / self._size.value if self._joined.weight else 0.0
+        return StreamTimes(self._token.value, min(self._links_s), plain_s, max(0.0, more_s))
+
+    def _choose(self) -> None:
+        measured = (self._accepted.value, *self.times)
+        if self._measured and (
+            self._passes < CHOOSE_PASSES
+            or all(
+                abs(new - old) <= CHANGE * (old if i else 1.0)
+                for i, (new, old) in enumerate(zip(measured, self._measured, strict=True))
+            )
+        ):
+            return
+        self._measured, self._passes, times = measured, 0, self.times
+        costs_s: dict[StreamSetting | None, float] = {
+            setting: stream_token_s(setting, self._accepted.value, times, self._most) for setting in self._settings()
+        }
+        if self._alone:
+            costs_s[None] = times.pass_s
+        best = min(costs_s, key=lambda setting: costs_s[setting])
+        for cheaper in (None, None if self.trial else self._setting):  # without a model, or without a change
+            if cheaper in costs_s and costs_s[cheaper] <= LEAST_GAIN * costs_s[best]:
+                best = cheaper
+                break
+        if best is None and self._setting is not None:
+            self._committed = 0
+        self._setting, self.trial = best, False
+
+    def _settings(self) -> list[StreamSetting]:
+        sizes = [size for size in CHUNKS if size < self._most] + [self._most]
+        waits = (True, False) if self._alone else (True,)
+        most = {size: sorted({size, MOST_JOINING * size}) for size in sizes}
+        return [StreamSetting(size, ahead, wait) for size in sizes for ahead in most[size] for wait in waits]

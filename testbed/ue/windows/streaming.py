@@ -1,0 +1,221 @@
+"""Drafting for a stream: an index proposes at once, and a model drafts on in a task of its own where that pays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from testbed.clock import Clock
+from testbed.protocols.base import RoundProtocol
+from testbed.protocols.messages import Verdict
+from testbed.tasks import cancel
+from testbed.ue.drafters.base import Choose, Drafter
+from testbed.ue.drafters.hybrid import HYBRID_FLOOR, HybridDrafter
+from testbed.ue.drafters.index import IndexDrafter
+from testbed.ue.pace import Pace
+from testbed.ue.records import RoundRecord
+from testbed.ue.windows.base import Guided, WindowPolicy
+from testbed.ue.windows.joining import JoiningWindow, JoiningWindows
+from testbed.ue.windows.model_ahead import ModelAhead
+from testbed.ue.windows.stream_choice import StreamChoice
+
+Join = Callable[[Sequence[JoiningWindow], bool], Awaitable[int]]
+"""Sends windows, and whether the target waits for more; returns their bytes."""
+
+
+@dataclass(frozen=True)
+class StreamParts:
+    """What drafts for a stream."""
+
+    index: IndexDrafter | None
+    model: Drafter | None
+
+
+def stream_parts(
+    drafter: Drafter, protocol: RoundProtocol, policy: WindowPolicy, stream: bool, ahead: bool
+) -> StreamParts | None:
+    """What drafts for the streams of a session; None: it has none, since its protocol draws or judges tokens, the BS
+    hints its windows, or its options ask for none.
+
+    Args:
+        stream: whether an index, with a model or without, drafts for streams.
+        ahead: whether a model, with an index or without, drafts for streams.
+    """
+    if protocol.sampled or protocol.judged or protocol.skips or isinstance(policy, Guided):
+        return None
+    if isinstance(drafter, IndexDrafter):
+        return StreamParts(drafter, None) if stream else None
+    if isinstance(drafter, HybridDrafter):
+        return StreamParts(drafter.index, drafter.model) if stream or ahead else None
+    return StreamParts(None, drafter) if ahead else None
+
+
+class StreamDrafting:
+    """Drafts for the stream of one request.
+
+    The model drafts on from its own tokens, in a task, as far ahead as `choice` says. Tokens of the index that are
+    away come first: the model begins again after them. A token that the target contradicts is drafted to its
+    end, as on a real device, and then dropped with those after it.
+    """
+
+    def __init__(
+        self, parts: StreamParts, policy: WindowPolicy, choice: StreamChoice | None, choose: Choose | None, pace: Pace,
+        clock: Clock,
+    ) -> None:  # fmt: skip
+        choice = choice or StreamChoice(policy.max_window, alone=True)
+        self._windows = JoiningWindows(parts.index, policy.max_window)
+        self._model = None if parts.model is None else ModelAhead(parts.model, choose, pace, clock, choice)
+        self._policy, self._choice, self._clock = policy, choice, clock
+        self._task: asyncio.Task[None] | None = None
+        self._lock, self._wake = asyncio.Lock(), asyncio.Event()
+        self._ends: Set[int] = frozenset()
+        self._room = self._bytes = 0
+        self._waiting = False
+        """Whether the target was last told to wait."""
+        self._new = True
+        """Whether no verdict has come."""
+        self._drafting_s = 0.0
+        """Time of this round before the window that it verified was sent."""
+        self._sent_s: dict[int, float] = {}
+        """Times at which windows were sent, by the length of the prefix with them."""
+
+    @property
+    def window(self) -> int:
+        """Most tokens of a pass."""
+        return self._windows.window
+
+    def begin(self, prompt: Sequence[int], room: int, ends: Set[int], join: Join) -> None:
+        """Begin a request for an output of `room` tokens.
+
+        Raises:
+            BadInput: the index refuses the prompt.
+        """
+        self._windows.begin(prompt)
+        self._room, self._ends, self._join = room, ends, join
+        if self._model is not None:
+            self._model.begin(list(prompt))
+
+    def reopened(self) -> None:
+        """The BS is to open the session anew, where the target does not wait."""
+        self._windows.reopened()
+        self._waiting = False
+
+    async def propose(self) -> None:
+        """Send what the index proposes now; the first call starts the model.
+
+        Raises:
+            TestbedError: the model has failed.
+        """
+        if self._model is not None and self._task is None:
+            self._task = asyncio.create_task(self._draft_on(self._model))
+        if self._task is not None and self._task.done():
+            self._task.result()
+        floor = HYBRID_FLOOR if self._waiting else 0
+        await self._send(self._windows.draft(self._room, self._ends, floor))
+        self._wake.set()
+
+    def verified(self, verdict: Verdict, seconds: float) -> NDArray[np.int32]:
+        """See `JoiningWindows.verified`; learns from the verdict, which came after a wait of so many seconds. Of the
+        first one, which has the prompt in it, only the time on the link counts.
+        """
+        ids = self._windows.verified(verdict)
+        if self._new:
+            self._choice.linked(seconds - verdict.bs_s)
+        else:
+            self._choice.passed(verdict.joined, verdict.bs_s, verdict.accepted + 1)
+        sent_s = self._sent_s.get(self._windows.length + verdict.joined)
+        if verdict.joined and sent_s is not None:
+            self._choice.linked(self._clock.time() - sent_s - verdict.bs_s)
+            self._drafting_s = max(0.0, sent_s - (self._clock.time() - seconds))
+        self._new = False
+        return ids
+
+    def recorded(self, record: RoundRecord) -> RoundRecord:
+        """The record of a round, with what was drafted since the one before."""
+        sent, self._bytes = self._bytes, 0
+        drafting_s, self._drafting_s = min(self._drafting_s, record.link_s), 0.0
+        drafted, void, seconds = (0, 0, 0.0) if self._model is None else self._model.counts()
+        return replace(
+            record, streamed=True, uplink_bytes=sent, lookahead=int(drafted > 0), drafted_ahead=drafted, void=void,
+            draft_s=drafting_s, link_s=record.link_s - drafting_s, hidden_s=max(0.0, seconds - drafting_s),
+        )  # fmt: skip
+
+    def commit(self, ids: Sequence[int]) -> None:
+        """Append committed tokens."""
+        self._windows.commit(ids)
+        self._room -= len(ids)
+        self._sent_s = {end: at_s for end, at_s in self._sent_s.items() if end > self._windows.length}
+        if self._model is not None:
+            self._model.commit(ids)
+            self._wake.set()
+
+    async def close(self) -> None:
+        """End drafting, and free the sequences."""
+        if self._task is not None:
+            await cancel(self._task)
+        self._windows.close()
+        if self._model is not None:
+            self._model.close()
+
+    # ------------------------------------------------------------ the model
+
+    async def _draft_on(self, model: ModelAhead) -> None:
+        while True:
+            self._wake.clear()
+            await self._tell(model)
+            if not self._may_draft(model):
+                await self._wake.wait()
+            elif await model.draft_one():
+                await self._offer(model)
+
+    def _may_draft(self, model: ModelAhead) -> bool:
+        """Whether the model is to draft another token."""
+        setting = self._choice.setting
+        if setting is None or not self._can_draft(model):
+            return False
+        return model.ahead < setting.ahead and (self._choice.trial or self._windows.away <= model.ahead)
+
+    def _can_draft(self, model: ModelAhead) -> bool:
+        """Whether a further token of the model may come before the end of the output."""
+        return not model.full and model.ahead + 1 < self._room and not model.ended(self._ends)
+
+    async def _offer(self, model: ModelAhead) -> None:
+        """Send what the model drafted, once it fills a chunk or nothing can follow it."""
+        setting, tokens = self._choice.setting, model.tokens
+        if setting is None or self._choice.trial or not (new := tokens[self._windows.away :]):
+            return
+        whole = self._can_draft(model) and self._policy.keep_drafting(new)
+        ids = [token.id for token in tokens]
+        await self._send(self._windows.offer(ids, setting.chunk, self._room, self._ends, whole))
+
+    # ------------------------------------------------------------ sending
+
+    async def _send(self, windows: Sequence[JoiningWindow]) -> None:
+        if not windows:
+            return
+        waits = self._waits()
+        async with self._lock:
+            now_s = self._clock.time()
+            self._sent_s.update((one.end, now_s) for one in windows)
+            self._waiting = waits
+            self._bytes += await self._join(windows, waits)
+
+    def _waits(self) -> bool:
+        """Whether the target shall wait after what is sent now: the model will draft on from there."""
+        setting = self._choice.setting
+        if self._model is None or setting is None or not setting.waits:
+            return False
+        return self._can_draft(self._model) and self._windows.away + 1 < self._room
+
+    async def _tell(self, model: ModelAhead) -> None:
+        """Let the target wait, or go on where it would wait in vain."""
+        waits = self._waits() and (self._windows.away > 0 or self._may_draft(model))
+        if waits != self._waiting:
+            async with self._lock:
+                self._waiting = waits
+                self._bytes += await self._join([self._windows.empty()], waits)
