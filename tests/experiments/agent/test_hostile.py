@@ -14,7 +14,7 @@ import pytest
 
 from testbed.experiments.agent.serve import Agent, AgentSetup
 from testbed.protocols.codec import encode
-from testbed.protocols.orders import Call, Reports, Standing, decode_report
+from testbed.protocols.orders import VERSION, Call, Reports, Standing, decode_report
 from testbed.tasks import cancel, together
 from tests.support.heartbeat import Heartbeat, Stall
 from tests.support.hostile.direct import Wire
@@ -54,7 +54,7 @@ async def run(workdir: Path, seed: int, count: int) -> tuple[Counter[str], Stall
             for packet in wire.heard(b"lab", decode_report):
                 answers[type(packet.message).__name__] += 1
                 lab.hear(packet)
-        wire.put(b"lab", [bytes(f) for f in encode(Call(version=1, token=LAST))])
+        wire.put(b"lab", [bytes(f) for f in encode(Call(version=VERSION, token=LAST))])
         answer = asyncio.create_task(answered(wire))
         await asyncio.wait({answer, listening}, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
         assert not listening.done(), f"the agent has ended: {listening.exception()!r}"

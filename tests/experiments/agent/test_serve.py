@@ -28,6 +28,7 @@ from testbed.protocols.codec import Packet, encode
 from testbed.protocols.orders import (
     CANCELLED,
     MAX_CHUNK_BYTES,
+    VERSION,
     Ask,
     Call,
     Cancel,
@@ -219,7 +220,7 @@ def test_orders_outlive_the_agent(tmp_path: Path) -> None:
     assert again.answer(other_link, {})[0] == found  # the same order, after another measurement
     another = msgspec.structs.replace(one, what=Running(RunConfig(limit=4)))
     refuse(lambda: again.answer(another, {}), BadInput, "exists with different content")
-    standing = again.answer(Call(version=1, token=5), {})[0]
+    standing = again.answer(Call(version=VERSION, token=5), {})[0]
     assert isinstance(standing, Standing) and (standing.waiting, standing.token) == (1, 5)
     refuse(lambda: again.answer(Call(version=9, token=5), {}), BadInput, "version 9")
     unknown = again.answer(Ask(id="nothing"), {})[0]
@@ -250,7 +251,7 @@ def test_results_are_given_out_when_an_order_is_done_and_dropped_when_told(tmp_p
 
 def test_a_message_that_the_agent_fails_on_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = agent(tmp_path)
-    packet: Packet[Call] = Packet(Call(version=1, token=5), {}, 1)
+    packet: Packet[Call] = Packet(Call(version=VERSION, token=5), {}, 1)
     monkeypatch.setattr(first, "answer", lambda message, arrays: {}["missing"])
     assert first._reply(packet)[0] == Refused(reason="internal error; the agent's log says more")
 
@@ -306,7 +307,7 @@ async def test_messages_are_answered_while_a_file_is_hashed(tmp_path: Path, monk
     with contextlib.suppress(asyncio.TimeoutError):
         message = Put(name="d.gguf", offset=0, total=6, digest="1" * 32)
         await asyncio.wait_for(talk.ask(message, b""), 0.2)
-    assert isinstance(await talk.ask(Call(version=1, token=5)), Standing)
+    assert isinstance(await talk.ask(Call(version=VERSION, token=5)), Standing)
     hashing.set()
     assert await asyncio.wait_for(talk.reports.get(), 30) == Stored(name="d.gguf", size=0)
     await cancel(*serving)
