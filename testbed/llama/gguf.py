@@ -125,7 +125,11 @@ def read_header(path: Path) -> Header:
         magic = file.read(len(MAGIC))
         if magic != MAGIC:
             raise ModelError(f"{path}: not a GGUF file (starts with {magic!r}); convert the model to GGUF first")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as exc:  # larger than the address space that this process may have
+            raise ModelError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        with mapped as data:
             try:
                 return _read_all(_Cursor(data))
             except EOFError:

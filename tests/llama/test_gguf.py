@@ -314,3 +314,14 @@ def test_what_passes_the_check_does_not_end_llama_cpp(good: bytes, header_bytes:
 def test_the_roots_of_other_families_pass(tmp_path: Path) -> None:
     for number, make in enumerate((write_mamba, write_gemma3)):
         check_gguf(make(tmp_path / f"{number}.gguf"))
+
+
+def test_a_file_larger_than_the_address_space_is_refused(
+    good: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    (tmp_path / "x.gguf").write_bytes(good)
+    monkeypatch.setattr("testbed.llama.gguf.mmap.mmap", full)
+    refuse(lambda: read_header(tmp_path / "x.gguf"), ModelError, "x.gguf cannot be read: Cannot allocate memory")
