@@ -79,20 +79,17 @@ class DecodingSession:
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
         self._hints = policy if isinstance(policy, Guided) else None
         parts = stream_parts(drafter, protocol, policy, stream, streams is not None and lookahead in (None, "stream"))
-        how = (policy, streams, sampling.coupling(seed), pace, self._clock)
-        self._stream = StreamDrafting(parts, *how) if parts else None
+        self._stream = StreamDrafting(parts, policy, streams, choose, pace, client.clock) if parts else None
         off = self._hints is not None and self._hints.off and not protocol.replaces
         self._alone = off or parts is not None
         self._number = client.new_session()
         self._exchanges = SessionExchanges(client, self._number, self._open, self._refused, protocol.reveal)
         self._lookahead = Lookahead(0 if protocol.sampled else 1 if lookahead == "stream" else lookahead)
-        self._next = 0
-        """Number of the next window."""
+        self._next = self._void_bytes = 0
+        """Number of the next window, and bytes of the one that the last verdict made void."""
         self._ahead: asyncio.Task[None] | None = None
         self._hit: tuple[int, int] | None = None
         """Accepted tokens and token of the verdict that made the window ahead valid."""
-        self._void_bytes = 0
-        """Bytes of the window that the last verdict made void."""
 
     @property
     def committed(self) -> list[int]:
@@ -111,11 +108,7 @@ class DecodingSession:
             ProtocolError: the BS refuses.
         """
         start_s = begun_s = self._clock.time()
-        self._committed = np.asarray(prompt, np.int32)
-        self._ends, self._end = frozenset(end_ids), len(prompt) + max_tokens
-        self._windows.begin(list(prompt))
-        if self._stream:
-            self._stream.begin(list(prompt), max_tokens, self._ends, self._exchanges.join)
+        self._begin(list(prompt), max_tokens, frozenset(end_ids))
         rounds, reason = list[RoundRecord](), "length"
         try:
             if not self._alone:
@@ -130,9 +123,6 @@ class DecodingSession:
                     progress(rounds[-1])
         finally:
             await self._drop_ahead()
-            if self._stream:
-                await self._stream.close()
-            self._windows.close()
             await self._close()
         return RequestRecord(
             prompt_len=len(prompt),
@@ -143,6 +133,12 @@ class DecodingSession:
             downlink_bytes=self._exchanges.opened_bytes + sum(r.downlink_bytes for r in rounds),
             rounds=rounds,
         )
+
+    def _begin(self, prompt: list[int], max_tokens: int, ends: frozenset[int]) -> None:
+        self._committed, self._ends, self._end = np.array(prompt, np.int32), ends, len(prompt) + max_tokens
+        self._windows.begin(prompt)
+        if self._stream:
+            self._stream.begin(prompt, max_tokens, ends, self._exchanges.join)
 
     async def _round(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:
         """One round; `begun_s` is when the previous one ended."""
@@ -296,5 +292,8 @@ class DecodingSession:
         self._speed_tps = message.speed_tps
 
     async def _close(self) -> None:
+        if self._stream:
+            await self._stream.close()
+        self._windows.close()
         self._client.end_session(self._number)
         await asyncio.shield(self._client.send(Close(session=self._number)))
