@@ -29,6 +29,8 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
     names = list(dict.fromkeys(labels))
     figure, axes = canvas(len(names), 1, width=3.2, sharey=True)
     places = list(dict.fromkeys(row.get(first, "") for row in rows))
+    if all(isinstance(place, int | float) for place in places):
+        places.sort()
     for one, name in zip(axes.flat, names, strict=True):
         mine = [row for row, label in zip(rows, labels, strict=True) if label == name]
         if "ues_by_seed" in mine[0]:
@@ -44,7 +46,7 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
         one.set_xticks(range(len(places)), [_tick(place) for place in places])
         one.set_xlabel(first)
         one.set_title(name)
-        from_zero(one)
+    from_zero(axes.flat[0])  # once all panels are drawn, since they share the axis
     for part, colour in BINDING.items():
         axes[0, 0].plot([], [], MARKERS[part], color=colour, label=f"bound by {part}")
     if any(row.get("kept", 1.0) < 1 for row in rows):
