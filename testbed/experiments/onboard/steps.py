@@ -116,5 +116,5 @@ def _predictor(config: OnboardConfig, out: Path) -> list[Step]:
 
 def _check(config: OnboardConfig, out: Path) -> Step:
     judged = (*_run(config, "target-only,greedy,fh", out / "profile" / "profile.yaml", out / "check"),
-              "--judge", "table", "--head", str(out / "head"))  # fmt: skip
+              "--judge", "table", "--threshold", "1", "--head", str(out / "head"))  # fmt: skip
     return Step("check", "the pair with its head, on test prompts", judged, ("profile", "theta"), out / "check")
