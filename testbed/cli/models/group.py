@@ -55,13 +55,14 @@ def fetch(
         testbed models fetch smollm2
     """
     from testbed.models.real.fetch import fetch as fetched
+    from testbed.models.real.parity import Parity
 
     model = fetched(name, note)
     if as_json:
         print_json(model)
         return
-    for key, value in model.items():
-        print(f"{key}: {', '.join(f'{k} {v:.4g}' for k, v in value.items()) if isinstance(value, dict) else value}")
+    for key, value in (model | {"parity": Parity(**model["parity"])}).items():
+        print(f"{key}: {value}")
 
 
 @app.command()

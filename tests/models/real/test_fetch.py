@@ -15,6 +15,7 @@ import pytest
 from testbed.assets import model_names
 from testbed.assets.model_names import RELEASES, Release, named
 from testbed.bs.engines.target import describe
+from testbed.cli.main import main
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.inputs.pair import drafter_for, pair_paths, target_for
 from testbed.models.export import export_gguf
@@ -63,6 +64,15 @@ def test_a_fetched_model_is_found_by_name(release: Release, cache: Path) -> None
     assert pair_paths(NAME, NAME)[1] == Path(document["drafter"])
     assert drafter_and_tokenizer(NAME, None, (None, None)) == (document["drafter"], Path(document["tokenizer"]))
     assert drafter_and_tokenizer("x.gguf", NAME, (None, None)) == ("x.gguf", Path(document["tokenizer"]))
+
+
+def test_the_command_prints_a_line_for_each_part(
+    release: Release, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "fetch", NAME]) == 0
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["license"] == release.license and Path(lines["drafter"]).is_file()
+    assert "same argmax at 100.0%" in lines["parity"]
 
 
 def test_a_second_call_does_nothing(release: Release, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
