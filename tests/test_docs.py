@@ -95,7 +95,7 @@ def test_commands_and_options_of_a_page_exist(page: Path) -> None:
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
         assert not (words and hasattr(command, "commands")), line
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         assert {word.split("=")[0] for word in words if word.startswith("--")} <= known, line
 
 
