@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import termios
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -69,6 +70,8 @@ class Connection:
     """Bytes received by the first check after its last complete message was taken."""
     active: bool = False
     """Whether a complete message was ever taken from it."""
+    key: str = ""
+    """Key of its sender, once a message was taken; empty without keys."""
     over: int = 0
     """Number of consecutive checks in which it exceeded its limit."""
     closed: int = 0
@@ -82,7 +85,8 @@ class Connections:
         ports: local ports.
         message_bytes: size of the largest message.
         waiting: number of complete messages of a connection that may be queued.
-        most: largest number of connections; None: `SHARE` of the process's file descriptors.
+        most: largest number of connections, of which one key has at most half; None: `SHARE` of the process's file
+            descriptors.
 
     Attributes:
         cut: number of connections that were shut down.
@@ -94,8 +98,8 @@ class Connections:
         self.ports, self._message_bytes, self._waiting = ports, message_bytes, waiting
         self._most = _room() if most is None else most
         self._known: dict[int, Connection] = {}
-        self._taken: set[int] = set()
-        """Descriptors of which a message was taken since the last check."""
+        self._taken: dict[int, str] = {}
+        """Descriptors of which a message was taken since the last check, and the key of its sender."""
         self._trim_in = 0
         self.cut = self.stuck = 0
         self._null = os.open(os.devnull, os.O_RDONLY)
@@ -117,9 +121,11 @@ class Connections:
         """Whether so many connections are stuck that the socket must be opened anew, which closes them."""
         return self.stuck > self._most // 2
 
-    def taken(self, descriptor: int, excess: str = "") -> None:
-        """Note that a complete message was taken; its sender is disconnected if it exceeds a bound, `excess`."""
-        self._taken.add(descriptor)
+    def taken(self, descriptor: int, excess: str = "", key: str = "") -> None:
+        """Note that a complete message was taken; its sender, who owns `key`, is disconnected if it exceeds a bound,
+        `excess`.
+        """
+        self._taken[descriptor] = key
         if excess:
             with self._duplicate(descriptor) as connected:
                 if connected is not None:
@@ -133,7 +139,8 @@ class Connections:
                 unfinished message.
         """
         limit = self._message_bytes * (1 if drained else 1 + self._waiting) + SPARE_BYTES
-        taken, self._taken = self._taken, set()
+        taken, self._taken = self._taken, {}
+        held: Counter[str] = Counter()
         found: dict[int, Connection] = {}
         suspects = 0
         for descriptor, connected, known in self._open():
@@ -141,14 +148,17 @@ class Connections:
             received, closed = _received(connected)
             known.closed = known.closed + 1 if closed else 0
             if descriptor in taken:
-                known.base_bytes, known.active = received, True
+                known.base_bytes, known.active, known.key = received, True, taken[descriptor]
             over = received - known.base_bytes > limit and received - _unread(connected) - known.base_bytes > limit
             known.over = known.over + 1 if over else 0
             suspects += known.over == 1
+            held[known.key] += not closed
             if known.over >= CONFIRM_CHECKS:
                 self._disconnect(connected, f"an unfinished message of more than {limit} bytes")
             elif not known.active and len(found) > self._most:
                 self._disconnect(connected, f"more than {self._most} connections")
+            elif known.key and held[known.key] > self._most // 2 and not closed:
+                self._disconnect(connected, f"more than {self._most // 2} connections with the same key")
         self._known = found
         self.stuck = sum(known.closed >= STUCK_CHECKS for known in found.values())
         if self._trim_in:

@@ -258,10 +258,10 @@ class ZmqServerLink:
                 self._turn_s = time.monotonic()
             frames, excess = following(first, self._socket, self._frame_bytes)
             with contextlib.suppress(zmq.ZMQError):  # of peers below ZMTP 3.0, for which no bound holds: not served
-                self.connections.taken(int(first.get(zmq.SRCFD)), excess)
+                key = "" if self._gate is None else str(first.get("User-Id"))
+                self.connections.taken(int(first.get(zmq.SRCFD)), excess, key)
                 if excess or first.bytes.startswith(NAMELESS):
                     continue
-                key = "" if self._gate is None else str(first.get("User-Id"))
                 if self._gate is None or key in self._gate.allowed:
                     return key.encode() + first.bytes, frames
 

@@ -318,6 +318,32 @@ async def test_connections_beyond_the_bound_are_dropped_but_for_those_that_were_
                 assert await answered(late)
 
 
+def test_one_key_holds_at_most_half_of_the_connections() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    connections = Connections(frozenset({address[1]}), 2**20, INBOX, most=8)
+    with listener, contextlib.ExitStack() as held:
+
+        def opened(key: str) -> socket.socket:
+            here = held.enter_context(socket.create_connection(address))
+            here.settimeout(0.1)
+            connections.taken(held.enter_context(listener.accept()[0]).fileno(), key=key)
+            return here
+
+        crowd, other = [opened("crowd") for _ in range(6)], opened("other")
+        connections.check(drained=True)
+        assert connections.cut == 2 and sum(map(ended, crowd)) == 2 and not ended(other)
+    connections.close()
+
+
+def ended(connected: socket.socket) -> bool:
+    """Whether the peer has shut the connection down."""
+    try:
+        return connected.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
 def test_a_descriptor_that_is_none_of_ours_is_left_alone() -> None:
     connections = Connections(frozenset({1}), 1, 1, most=1)
     listener = socket.create_server(("127.0.0.1", 0))
