@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -54,6 +55,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def is_part(path: Path) -> bool:
+    """Whether it has the name of an unfinished file of `whole_file`, whose process was killed perhaps."""
+    return re.fullmatch(r"\..+\.[0-9]+", path.name) is not None
 
 
 def json_object(path: Path) -> dict[str, Any]:

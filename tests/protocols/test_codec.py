@@ -79,6 +79,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "draft_s": REAL,
         "network_s": REAL,
         "guess": st.none() | NUMBER,
+        "waits": st.booleans(),
     },
     Hidden: ROUND,
     Close: {"session": NUMBER},
@@ -95,6 +96,7 @@ DOWNLINK: dict[type[Message], dict[str, Any]] = {
         **ROUND, "accepted": NUMBER, "token": NUMBER, "candidates": NUMBER, "queried": NUMBER, "gap": REAL,
         "batch_size": NUMBER, "queue_s": REAL, "verify_s": REAL, "judge_s": REAL, "bs_s": REAL,
         "window": NUMBER, "kept": NUMBER, "risk": REAL, "base_len": st.none() | NUMBER, "draft": st.none() | NUMBER,
+        "joined": NUMBER,
     },
     Resync: {"session": NUMBER, "reason": TEXT},
     Busy: {
@@ -154,7 +156,7 @@ def test_downlink_messages_come_back_as_they_went(message: Message, arrays: dict
 def test_the_frames_of_a_draft_byte_by_byte() -> None:
     ids = np.array([[1, 9, -2], [7, 7, 7]], np.int32).T[:, 0]  # not contiguous
     header, frame = encode(Draft(session=3, round=4, base_len=5, csi=None), {"ids": ids})
-    assert msgspec.msgpack.decode(header) == ["Draft", 3, 4, 5, None, 0.0, 0.0, None, [["ids", "i4", [3]]]]
+    assert msgspec.msgpack.decode(header) == ["Draft", 3, 4, 5, None, 0.0, 0.0, None, False, [["ids", "i4", [3]]]]
     assert frame == struct.pack("<iii", 1, 9, -2)
 
 
@@ -239,7 +241,7 @@ def test_fields_of_any_other_type_raise_nothing_but_protocol_errors(
 
 
 def header(*arrays: Any, kind: str = "Draft", more: tuple[Any, ...] = ()) -> bytes:
-    return msgspec.msgpack.encode([kind, 1, 0, 5, None, 0.0, 0.0, None, list(arrays), *more])
+    return msgspec.msgpack.encode([kind, 1, 0, 5, None, 0.0, 0.0, None, False, list(arrays), *more])
 
 
 def test_the_header_that_the_refusals_below_vary_is_itself_good() -> None:
@@ -304,7 +306,7 @@ def test_frames_that_do_not_hold_together_are_refused(frames: list[bytes], reaso
 )
 def test_a_channel_state_that_cannot_be_is_refused(csi: Any) -> None:
     with pytest.raises(ProtocolError):
-        decode_uplink([msgspec.msgpack.encode(["Draft", 1, 0, 5, csi, 0.0, 0.0, None, []])])
+        decode_uplink([msgspec.msgpack.encode(["Draft", 1, 0, 5, csi, 0.0, 0.0, None, False, []])])
 
 
 def test_an_array_of_more_than_its_bound_is_refused() -> None:

@@ -21,6 +21,7 @@ from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import Models, counted_bytes, load_models, run_virtual
 from testbed.experiments.runs.workers import pool_of
 from testbed.experiments.sweep.points import SweepPoint
+from testbed.files import is_part
 
 Pair = tuple[str, str | None, str | None, str]
 """Engine, target, drafter and dtype; virtual points with equal pairs share passes."""
@@ -57,7 +58,9 @@ class PointRunner:
             TestbedError: the run failed; a lossy output is not an error here.
         """
         for path in directory.iterdir() if directory.is_dir() else ():
-            if not path.name.startswith("."):  # hidden files are others': `require_empty` does not count them either
+            if is_part(path) or not path.name.startswith(
+                "."
+            ):  # hidden files are others', not counted by `require_empty` either
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         with contextlib.suppress(GateError):  # recorded in the results; the sweep reports it at the end
             if point.channel.is_virtual:

@@ -159,7 +159,7 @@ def drafts(drafter: Drafter, prompt: list[int], choices: list[tuple[int, int, in
 
 
 def test_a_quantised_drafter_drafts_in_memory_what_it_drafts_in_a_real_run(quantised: Path) -> None:
-    """Its numbers depend on the passes in which the ids before were computed, so that the prefix is not enough."""
+    """Its numbers depend on the passes of the ids before, on many CPUs: the prefix is not enough."""
     assert depends_on_passes(str(quantised)) and not depends_on_passes("synthetic")
     assert not depends_on_passes(str(bundled().require("drafter")))
     prompt, rng = list(range(20, 43)), random.Random(7)
@@ -168,10 +168,9 @@ def test_a_quantised_drafter_drafts_in_memory_what_it_drafts_in_a_real_run(quant
     ]
     drafter = LlamaDrafter(quantised, threads=1)
     own = [drafts(drafter, prompt, choices) for choices in runs]
-    memo, old = MemoDrafter(drafter, by_passes=True), MemoDrafter(drafter)
+    memo = MemoDrafter(drafter, by_passes=True)
     for _ in range(2):
         assert [drafts(memo, prompt, choices) for choices in runs] == own
     asked, drafted = memo.asked, memo.drafted
     assert asked == 2 * sum(map(len, own)) and drafted <= asked / 2
-    assert [drafts(old, prompt, choices) for choices in runs] != own  # without the passes it is another drafter
     memo.close()
