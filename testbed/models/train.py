@@ -151,6 +151,8 @@ def train(
 ) -> Net:
     """Train one model of the pair; resume from `checkpoint` if it exists, and save there every `SAVE_EVERY` steps.
 
+    Passes run in bfloat16, or in float32 on a CPU that would emulate bfloat16.
+
     Args:
         progress: called after each step with the steps done and the loss in nats per token.
 
@@ -159,7 +161,8 @@ def train(
     """
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = Net(recipe.config(tokenizer.get_vocab_size(), end_of(tokenizer))).to(device)
+    dtype = torch.bfloat16 if device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    net = Net(recipe.config(tokenizer.get_vocab_size(), end_of(tokenizer)), dtype).to(device)
     optimizers = _optimizers(net, recipe)
     base = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     step = _resume(checkpoint, _identity(recipe, seed), net, optimizers)
@@ -168,7 +171,7 @@ def train(
             break
         for optimizer, lr in zip(optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = lr * recipe.rate(step)
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = _loss(net, ids.to(device), labels.to(device))
         loss.backward()
         for optimizer in optimizers:
