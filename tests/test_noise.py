@@ -90,7 +90,7 @@ def test_torch_computes_the_same_bits(seed: int, position: int) -> None:
 
 
 def test_bits_do_not_depend_on_the_processors_instructions() -> None:
-    """In a process in which numpy uses none beyond its baseline (its own logarithm differs there)."""
+    """A process whose numpy uses its baseline instructions alone has the same bits; numpy's own logarithm differs."""
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
     digest = (

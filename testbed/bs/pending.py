@@ -105,8 +105,8 @@ class Round:
     """Part of its time at the BS that counts for other rounds of its stream."""
     base_len: int = 0
     guess: int | None = None
-    """Of a window that came ahead: the length and the last token of the prefix that it continues; None: it did not. Of
-    a round of a stream, the length alone."""
+    """Length and last token of the prefix that the window continues, if it came ahead. A round of a stream has the
+    length alone; `guess` is None for it and for windows that did not come ahead."""
     draft: int | None = None
     """Number of the window that joined a stream in this round; None: none did."""
     follows: bool = False

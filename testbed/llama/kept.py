@@ -17,8 +17,8 @@ a chat template may write in other tokens."""
 
 
 SHORTER = 16
-"""By how many tokens fewer than were kept a conversation may come back: rejected ones. A prompt that is repeated, as in
-a comparison of methods, lacks its whole output, and is computed again.
+"""Tokens that a conversation may have lost when it comes back: those that were rejected. A repeated prompt, as in a
+comparison of methods, has lost its whole output, so it is computed again.
 """
 
 

@@ -52,7 +52,7 @@ async def test_streams_beside_each_other_and_beside_rounds_with_drafts_say_the_s
 
 @pytest.mark.parametrize("kind", [kind for kind, entry in PROTOCOLS.items() if not entry.replaces])
 async def test_a_session_that_drafts_no_more_says_what_the_target_says(kind: str) -> None:
-    """Of any protocol: by hints, its UE may leave decoding to the BS."""
+    """Hints may tell a UE with any protocol to leave decoding to the BS."""
     async with station() as (bs, address), client(address) as ue:
         expected = (await decode("target-only", address, [2, 7])).token_ids
         opening = Open(session=ue.new_session(), protocol=kind, threshold=0.0, hidden_size=4, max_tokens=TOKENS,

@@ -289,7 +289,7 @@ def load_all(paths: list[Path]) -> tuple[int, int]:
 
 @pytest.mark.fuzz
 def test_what_passes_the_check_does_not_end_llama_cpp(good: bytes, header_bytes: int, tmp_path: Path) -> None:
-    """Of files with changed headers, those that pass are loaded, and a token is drafted with them."""
+    """Files with changed headers that pass the check are loaded, and draft a token."""
     passed: list[Path] = []
     loaded = refused = 0
     for seed in range(FILES):

@@ -103,7 +103,7 @@ def test_what_is_packed_arrives_in_the_stated_bits(seed: int, length: int, vocab
 
 
 def test_an_entry_by_hand() -> None:
-    """Of 5 ids, 3 bits each: 1 with 5/15 and 4 with 10/15: 001 0101 100 1010, and two bits of padding."""
+    """An id of 5 takes 3 bits: 1 with 5/15 and 4 with 10/15 give 001 0101 100 1010, and two bits of padding."""
     sampling = Sampling(q_top=2, q_bits=4)
     q = np.array([[0, 5, 0, 0, 10]], np.uint16) * np.uint16(4369)
     sent = pack_q({"ids": np.array([4], np.int32), "q": q}, sampling)

@@ -27,10 +27,11 @@ class Distillation(NamedTuple):
     target: Target
     """The target as the engine loads it."""
     layers: tuple[int, ...]
-    """Of the target, for the drafter."""
+    """Indices of the target's layers that the drafter takes."""
     prompts: list[list[int]]
-    """To train on."""
+    """Token ids of each prompt of the training data."""
     held_out: list[list[int]]
+    """Token ids of each prompt that acceptance is measured on."""
 
 
 def prepared(config: DistillConfig) -> Distillation:

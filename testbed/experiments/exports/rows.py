@@ -44,7 +44,7 @@ class ExportedRow:
 
     @property
     def tpot_s(self) -> Reals:
-        """Of the outputs with more than one token."""
+        """[m], one of each output with more than one token."""
         return np.array([one.tpot_s for one in self.times if one.tpot_s is not None])
 
     @property

@@ -16,7 +16,7 @@ LINK = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per", "file", "jitter_ms")
 AT = ("window", *LINK, "seed", "max_tokens", "dataset")
 """Keys in which a row and its baseline agree."""
 ESTIMATED = ("uplink_mbps", "downlink_mbps", "rtt_ms", "per")
-"""Of these, means of what each series measured where the link follows a trace, which identifies it."""
+"""Keys that are measured means of each series if the link follows a trace; the trace then identifies the link."""
 METRICS = ("latency_s", "aal", "rounds", "throughput_tps", "accuracy")
 
 Intervals = dict[str, Interval]

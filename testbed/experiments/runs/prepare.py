@@ -38,7 +38,7 @@ class Prompt(msgspec.Struct, frozen=True):
     """A prompt ready to decode."""
 
     ids: list[int]
-    """Of a prompt that follows the model's own answers: with empty ones."""
+    """Token ids. If the prompt follows answers of the model itself, those answers are empty here."""
     example: Example
 
 

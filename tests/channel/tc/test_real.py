@@ -149,7 +149,7 @@ def child(body: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_tbf_keeps_the_rate_of_each_direction(tmp_path: Path) -> None:
-    """Of 1514 bytes of a frame 1448 are TCP payload: 0.956 of the rate."""
+    """A frame of 1514 bytes carries 1448 bytes of TCP payload, so that the goodput is 0.956 of the rate."""
     with Namespaces([Duplex.of(20, 100)], FIRST, qdisc="tbf", state=tmp_path) as links:
         assert links.kind == "tbf" and root_kind(links.pairs[0].host_interface) == "tbf"
         assert goodput_mbps(links) == pytest.approx(20 * 0.956, rel=0.1)

@@ -31,7 +31,7 @@ CONSTANT = CellConfig(
     ues=(ONE,),
 )
 RATE_MBPS, RTT_MS = 40.0, 14.0
-"""Of `CONSTANT`: 20 MHz x 2 bit/s/Hz; grant, slot and wire up, slot and wire down."""
+"""Rate of `CONSTANT` (20 MHz x 2 bit/s/Hz) and its RTT: grant, slot and wire up, slot and wire down."""
 STEP_S = 6.0
 SOURCES = ("oracle", "report,period_ms=100,delay_ms=50,noise_db=0", "handshake", "passive")
 

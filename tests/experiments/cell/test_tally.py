@@ -9,7 +9,7 @@ from testbed.virtual_time import VirtualClock, run_virtually
 
 
 def test_a_response_that_never_ends_is_late_whenever_it_began() -> None:
-    """Of four from before the warm-up ended, one ends late, one in time, and one is due after the end."""
+    """Four responses begin in the warm-up: one ends late, one in time, and one is due after the end of the run."""
     record: Any = None
 
     async def main() -> UeTally:

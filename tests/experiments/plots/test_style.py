@@ -38,7 +38,7 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["f.png", "f.svg"])
 def test_a_figure_replaces_a_link_and_does_not_follow_it(name: str, tmp_path: Path) -> None:
-    """In a directory of somebody else's, a link with the name of a figure leads anywhere."""
+    """A directory from somebody else may hold a link with the name of a figure, to any file."""
     precious = tmp_path / "precious"
     precious.write_text("precious")
     folder = tmp_path / "plots"
