@@ -1,0 +1,290 @@
+"""Radio weights, windows and modes of all UEs of a cell, decided together.
+
+At a price λ per share of the radio and μ per second of the verifier, the best choice of each UE does not depend on the
+others (Lagrange decomposition). λ is where the shares add up to 1; μ is the utility that a longer pass costs all UEs at
+the last solution. For the choices that come out, the shares are then divided exactly (`shares.divide`). In cells of up
+to `FEW` UEs, whose choices are few, single UEs are changed as long as it helps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.optim.loops.objectives import LATE_WORTH, Objective, Prices
+from testbed.optim.loops.rounds import Array, IntArray, RoundChoices, RoundTable, times_s
+from testbed.optim.loops.shares import divide, least_shares, log_root
+from testbed.optim.loops.state import CellState
+
+Bools = npt.NDArray[np.bool_]
+FEW = 8
+"""Most UEs of a cell whose solution is improved by changes of single UEs."""
+SWEEPS = 2
+"""RoundChoices of such changes at most."""
+TURNS = 3
+"""Updates of μ, and of the mean pass."""
+KEEP = 6
+"""Choices of each UE that are weighed after the first turn: the best ones at its prices."""
+WIDE, NARROW = 20.0, 0.5
+"""Half-widths of the bracket of log λ in the first turn and in the others."""
+PRECISION, STEPS = 0.01, 12
+"""Of log λ, and evaluations at most."""
+NO_PRICES = Prices()
+
+
+class Decision(NamedTuple):
+    """What was decided, for the UEs in order."""
+
+    weights: Array
+    """[n] φ, radio weights with a mean of 1."""
+    windows: IntArray
+    """[n] K"""
+    modes: IntArray
+    """[n] index of the mode among those of the UE."""
+    speeds_tps: Array
+    """[n] expected token speeds."""
+    worths: Array
+    """[n] what one more token per second is worth, for the order of the batch."""
+    value: float
+    """The objective."""
+
+
+class _Solution(NamedTuple):
+    columns: IntArray
+    kept: Bools
+    """UEs whose promise shall be kept."""
+    shares: Array
+    times_s: Array
+    value: float
+    score: float
+    """The value, with the advantage of present choices."""
+
+
+class _Menu(NamedTuple):
+    """Choices to weigh, [n, r]: all, or the best few of each UE."""
+
+    table: RoundTable
+    gain: Array
+    columns: IntArray
+    """Columns in the table of all choices."""
+    allowed: Bools
+    present: Bools
+    """Which one a UE has until now."""
+
+    def best(self, values: Array, count: int) -> _Menu:
+        """The `count` choices of each UE with the highest values, [n, r]."""
+        if values.shape[1] <= count:
+            return self
+        at = np.argpartition(-values, count, axis=1)[:, :count]
+
+        def taken(part: npt.NDArray[Any]) -> Any:
+            return np.take_along_axis(part, at, axis=1)
+
+        return _Menu(RoundTable(*map(taken, self.table)), *map(taken, self[1:]))
+
+
+class _Choices(NamedTuple):
+    """A menu at one mean pass, [n, r'] with r' = r, or 2·r where promises count: kept, then broken."""
+
+    gain: Array
+    fixed_s: Array
+    air_s: Array
+    lower: Array
+    fits: Bools
+    extra: Array
+    """Price of the verifier's time."""
+    present: Bools
+
+
+def decide(
+    cell: CellState,
+    objective: Objective,
+    prices: Prices = NO_PRICES,
+    weights: Sequence[float] | None = None,
+    current: Sequence[tuple[int, int] | None] = (),
+    stay: float = 0.02,
+) -> Decision:
+    """The weights, windows and modes that maximise the objective, nearly: see the module.
+
+    Args:
+        weights: [n] radio weights that are given; None: they are decided.
+        current: [n] mode and window of each UE until now; None: unknown.
+        stay: gain of speed below which a UE's mode and window do not change.
+    """
+    search = _Search(cell, objective, prices, weights, current, stay)
+    return search.decision(search.solved())
+
+
+class _Search:
+    def __init__(
+        self,
+        cell: CellState,
+        objective: Objective,
+        prices: Prices,
+        weights: Sequence[float] | None,
+        current: Sequence[tuple[int, int] | None],
+        stay: float,
+    ) -> None:
+        self.rounds = rounds = RoundChoices(cell)
+        self.objective, self.stay = objective, stay
+        self.gain = objective.gain(rounds.table, prices)
+        self.least = least_shares(rounds.activity)
+        self.given: Array | None = None
+        if weights is not None:
+            sending = rounds.activity * np.asarray(weights, float)
+            self.given = sending / sending.sum()
+        known = [(ue, rounds.column(*choice)) for ue, choice in enumerate(current) if choice is not None]
+        self.present = np.full(len(cell.ues), -1)
+        """Present column of each UE; -1: unknown."""
+        self.present[[ue for ue, _ in known]] = [column for _, column in known]
+        columns = np.broadcast_to(np.arange(self.gain.shape[1]), self.gain.shape)
+        self.menu = _Menu(rounds.table, self.gain, columns, rounds.allowed, columns == self.present[:, None])
+        self.promises = objective.promises and bool(rounds.promise.any())
+        self._log_price = 0.0
+        self._half = WIDE
+
+    # ------------------------------------------------------------ prices
+
+    def solved(self) -> _Solution:
+        """The best solution over the turns."""
+        middle = self._settled(self.rounds.allowed.argmax(axis=1), self.rounds.promise > 0)
+        best, last = middle, middle
+        for turn in range(TURNS):
+            choices = self._choices(last)
+            found = [self._settled(columns, kept) for columns, kept in self._responses(choices)]
+            last = max(found, key=lambda one: one.score)
+            best = max(best, last, key=lambda one: one.score)
+            if turn == 0:
+                self.menu = self.menu.best(self._worth(choices), KEEP)
+        return self._improved(best) if len(best.columns) <= FEW else best
+
+    def _worth(self, choices: _Choices) -> Array:
+        """[n, r] values of the menu's choices at the present price, whether promises are kept or not."""
+        values, _ = self._values(choices, self._log_price)
+        best: Array = values.reshape(len(values), -1, self.menu.gain.shape[1]).max(axis=1)
+        return np.where(self.menu.present, np.inf, best)
+
+    def _choices(self, last: _Solution) -> _Choices:
+        """The menu at the mean pass of a solution, and at what a longer pass costs there."""
+        rounds, menu = self.rounds, self.menu
+        chosen = rounds.table.chosen(last.columns)
+        gain = self._counted(self.gain[np.arange(len(last.columns)), last.columns], last.kept)
+        price = rounds.waits * float(self.objective.slope(gain, last.times_s).sum())
+        fixed_s, air_s = rounds.terms(menu.table, rounds.pass_s(chosen))
+        lower = np.broadcast_to(self.least[:, None], fixed_s.shape)
+        extra = price * rounds.joins[:, None] * menu.table.pass_s
+        if not self.promises:
+            return _Choices(menu.gain, fixed_s, air_s, lower, menu.allowed, extra, menu.present)
+        promise = rounds.promise[:, None]
+        needed = _needed(menu.table.tokens, fixed_s, air_s, promise)
+        fits = np.hstack([menu.allowed & (needed <= 1), menu.allowed & (promise > 0)])
+        lower = np.hstack([np.clip(needed, lower, 1.0), lower])
+        fixed_s, air_s, extra = (np.hstack([part, part]) for part in (fixed_s, air_s, extra))
+        gains = np.hstack([menu.gain, LATE_WORTH * menu.gain])
+        return _Choices(gains, fixed_s, air_s, lower, fits, extra, np.hstack([menu.present] * 2))
+
+    def _counted(self, gain: Array, kept: Bools) -> Array:
+        """[n] gains as they count: broken promises less."""
+        if not self.promises:
+            return gain
+        return np.where(kept | (self.rounds.promise == 0), gain, LATE_WORTH * gain)
+
+    def _responses(self, choices: _Choices) -> list[tuple[IntArray, Bools]]:
+        """The UEs' best choices on both sides of the price at which the shares add up to 1."""
+        if self.given is not None:
+            return [self._respond(choices, None)[:2]]
+        sides: dict[bool, tuple[float, IntArray, Bools]] = {}
+
+        @functools.cache
+        def used(log_price: float) -> float:
+            columns, kept, total = self._respond(choices, log_price)
+            before = sides.get(total > 1)
+            if before is None or abs(math.log(total)) < before[0]:
+                sides[total > 1] = abs(math.log(total)), columns, kept
+            return total
+
+        low, high = self._log_price - self._half, self._log_price + self._half
+        self._log_price, self._half = log_root(used, low, high, PRECISION, STEPS), NARROW
+        return [(columns, kept) for _, columns, kept in sides.values()]
+
+    def _respond(self, choices: _Choices, log_price: float | None) -> tuple[IntArray, Bools, float]:
+        """Columns, whether promises shall be kept, and the sum of the shares."""
+        values, shares = self._values(choices, log_price)
+        best, many, ues = values.argmax(axis=1), self.menu.gain.shape[1], np.arange(len(values))
+        kept = (best < many) & (self.rounds.promise > 0)
+        return self.menu.columns[ues, best % many], kept, float(shares[ues, best].sum())
+
+    def _values(self, choices: _Choices, log_price: float | None) -> tuple[Array, Array]:
+        """Values and shares of all choices at a price; None: the shares are given."""
+        gain, fixed_s, air_s, lower, fits, extra, present = choices
+        price = 0.0
+        if self.given is not None or log_price is None:
+            assert self.given is not None
+            shares = np.broadcast_to(self.given[:, None], gain.shape)
+            fits = fits & ((shares >= lower * (1 - 1e-9)) | (lower <= self.least[:, None]))
+        else:
+            price = math.exp(log_price)
+            shares = np.minimum(np.maximum(self.objective.share(gain, fixed_s, air_s, price), lower), 1.0)
+        values = self.objective.worth(gain, times_s(fixed_s, air_s, shares))
+        if present.any():
+            values = np.where(present, self.objective.favoured(values, self.stay), values)
+        values = values - price * shares - extra
+        values[~fits] = -np.inf
+        return values, shares
+
+    # ------------------------------------------------------------ choices
+
+    def _settled(self, columns: IntArray, kept: Bools) -> _Solution:
+        """The exact solution with these choices: promises that do not fit are given up, the dearest first."""
+        rounds, chosen = self.rounds, self.rounds.table.chosen(columns)
+        fixed_s, air_s = rounds.terms(chosen, rounds.pass_s(chosen))
+        gain = self.gain[np.arange(len(columns)), columns]
+        shares = self.given
+        if shares is None:
+            needed = np.maximum(_needed(chosen.tokens, fixed_s, air_s, rounds.promise), self.least)
+            kept = kept & self.promises & (needed <= 1)
+            while (lower := np.where(kept, needed, self.least)).sum() > 1:
+                kept = kept.copy()
+                kept[np.where(kept, needed / np.maximum(gain, 1e-12), -np.inf).argmax()] = False
+            shares = divide(self.objective, self._counted(gain, kept), fixed_s, air_s, lower)
+        times = times_s(fixed_s, air_s, shares)
+        worth = self.objective.worths(gain, chosen.tokens, times, rounds.promise)
+        score = np.where(columns == self.present, self.objective.favoured(worth, self.stay), worth)
+        return _Solution(columns, kept, shares, times, float(worth.sum()), float(score.sum()))
+
+    def _improved(self, best: _Solution) -> _Solution:
+        """The solution after changes of single UEs, as long as they help."""
+        menu, promise = self.menu, self.rounds.promise
+        for _ in range(SWEEPS):
+            before = best.score
+            for ue, at in zip(*np.nonzero(menu.allowed), strict=True):
+                for keep in (True, False) if self.promises and promise[ue] > 0 else (True,):
+                    columns, kept = best.columns.copy(), best.kept.copy()
+                    columns[ue], kept[ue] = menu.columns[ue, at], keep
+                    best = max(best, self._settled(columns, kept), key=lambda one: one.score)
+            if best.score <= before + 1e-6 * abs(before):
+                break
+        return best
+
+    def decision(self, found: _Solution) -> Decision:
+        """The solution as the loops carry it out."""
+        modes, windows = self.rounds.of_column(found.columns)
+        weights = found.shares / self.rounds.activity
+        tokens = self.rounds.table.chosen(found.columns).tokens
+        slope = self.objective.slope(self.gain[np.arange(len(windows)), found.columns], found.times_s)
+        return Decision(
+            weights * len(weights) / weights.sum(), windows, modes, tokens / found.times_s,
+            slope * found.times_s**2 / tokens, found.value,
+        )  # fmt: skip
+
+
+def _needed(tokens: Array, fixed_s: Array, air_s: Array, promise: Array) -> Array:
+    """Share that keeps a promise; above 1: none does."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spare_s = np.where(promise > 0, tokens / promise, np.inf) - fixed_s
+        return np.where(spare_s > 0, air_s / spare_s, np.inf)

@@ -1,0 +1,123 @@
+"""Model of the rounds of a cell: what each choice of mode and window costs a UE, and how long its rounds take.
+
+Symbols of UE i with window K in some mode: E tokens committed per round, A time of drafting and of round trips, c time
+on an uplink of its own (bits over rate), q share of its time with data for the uplink, s its part of a pass, p its
+rounds per pass, φ its radio weight.
+
+UEs share the uplink in proportion to their weights, those that have data (discriminatory processor sharing). While UE i
+sends, it finds UE j sending with probability q_j (Bard and Schweitzer's approximation), so that it is on the air for
+
+    c·(1 + Σ_{j≠i} q_j·φ_j / φ_i) = c·(1 − q_i) + c·q_i / z_i        with z_i = q_i·φ_i / Σ_j q_j·φ_j, Σ z = 1.
+
+q = 1 for all is a band divided into fixed shares z, as in edge-SD. A pass takes P = c_0 + Σ p_i·s_i (WISP eq. 19 at the
+mean pass); a round stays for h passes and, unless it is in every pass, is in its own: W = h·P + (1 − p_i)·s_i. So
+
+    T_i = A + c·(1 − q) + (1 − p)·s + h·P + c·q / z = a + k / z,      speed v_i = E / T_i.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.optim.loops.state import LEAST_BPS, CellState
+
+Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+class RoundTable(NamedTuple):
+    """Costs of all choices, [n, m]: column `mode`·windows + `window` − 1 of UE i, or [n]: of one choice of each."""
+
+    tokens: Array
+    """E"""
+    fixed_s: Array
+    """A"""
+    air_s: Array
+    """c"""
+    pass_s: Array
+    """s"""
+    joules: Array
+    risk: Array
+    """Expected risk per round."""
+
+    def chosen(self, columns: IntArray) -> RoundTable:
+        """One choice of each UE."""
+        at = np.arange(len(columns)), columns
+        return RoundTable(*(part[at] for part in self))
+
+
+class RoundChoices:
+    """The choices of the UEs of a cell, and the time of their rounds."""
+
+    def __init__(self, cell: CellState) -> None:
+        ues = cell.ues
+        low, high = (np.array([ue.windows[end] for ue in ues]) for end in (0, 1))
+        self.most, self.modes = int(high.max()), max(len(ue.modes) for ue in ues)
+        window = np.arange(1, self.most + 1)
+        self.table = self._table(cell, window.astype(np.float64))
+        fits = (window >= low[:, None]) & (window <= high[:, None])
+        given = np.arange(self.modes) < np.array([len(ue.modes) for ue in ues])[:, None]
+        self.allowed = (given[:, :, None] & fits[:, None, :]).reshape(len(ues), -1)
+        self.activity, self.joins = _column(ues, "activity"), _column(ues, "joins")
+        self.promise = np.array([ue.speed_tps or 0.0 for ue in ues])
+        self.base_s, self.waits = cell.passes.c, cell.waits
+
+    def _table(self, cell: CellState, window: Array) -> RoundTable:
+        ues, times, count = cell.ues, cell.passes, self.modes
+        modes = [(*ue.modes, *[ue.modes[0]] * (count - len(ue.modes))) for ue in ues]
+        values = np.array([[mode[2:] for mode in each] for each in modes])
+        token, fixed, asked, asked_bits, _, risk = (values[:, :, at, None] for at in range(values.shape[2]))
+        most = len(window)
+        alpha = np.array([[_by_position(mode.acceptance, most) for mode in each] for each in modes])
+        bits = _column(ues, "backlog_bits")[:, None, None] + fixed + window * (token + asked * asked_bits)
+        trips = 2 - (1 - asked) ** window
+        draft_s, link_s, rate = (_column(ues, name)[:, None, None] for name in ("draft_s", "link_s", "rate_bps"))
+        new, cached = window + 1, _column(ues, "cached")[:, None, None]
+        parts = (
+            1 + np.cumsum(np.cumprod(alpha, axis=2), axis=2),
+            window * draft_s + trips * link_s,
+            bits / np.maximum(rate, LEAST_BPS),
+            (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached,
+            window * _column(ues, "draft_j")[:, None, None] + bits * _column(ues, "bit_j")[:, None, None],
+            window * risk,
+        )
+        shape = (len(ues), count, most)
+        return RoundTable(*(np.broadcast_to(part, shape).reshape(len(ues), -1) for part in parts))
+
+    def pass_s(self, chosen: RoundTable) -> float:
+        """P: the mean pass with these choices, [n]."""
+        return self.base_s + float(self.joins @ chosen.pass_s)
+
+    def terms(self, table: RoundTable, pass_s: float) -> tuple[Array, Array]:
+        """a and k of the time a + k/z of a round, in the table's shape."""
+        shape = (-1,) + (1,) * (table.tokens.ndim - 1)
+        activity, joins = self.activity.reshape(shape), self.joins.reshape(shape)
+        fixed_s = table.fixed_s + table.air_s * (1 - activity) + (1 - joins) * table.pass_s + self.waits * pass_s
+        return fixed_s, table.air_s * activity
+
+    def column(self, mode: int, window: int) -> int:
+        """Column of a mode and a window."""
+        return mode * self.most + min(window, self.most) - 1
+
+    def of_column(self, columns: IntArray) -> tuple[IntArray, IntArray]:
+        """Modes and windows of columns."""
+        return columns // self.most, columns % self.most + 1
+
+
+def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:
+    """a + k/z; infinite where something is to be sent and the share is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Array = fixed_s + np.where(air_s > 0, air_s / shares, 0.0)
+    return found
+
+
+def _column(ues: Any, name: str) -> Array:
+    return np.array([getattr(ue, name) for ue in ues], np.float64)
+
+
+def _by_position(acceptance: tuple[float, ...], most: int) -> tuple[float, ...]:
+    known = len(acceptance)
+    return acceptance if known == most else acceptance[:most] + (acceptance[-1],) * (most - known)

@@ -1,0 +1,100 @@
+"""State of a cell, from which bandwidth, windows and protocols are decided together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from testbed.errors import BadInput
+from testbed.optim.draft_window.cost import MAX_WINDOW
+from testbed.optim.pass_time import Coefficients
+
+LEAST_BPS = 1e3
+"""Rate that counts for a UE in an outage."""
+
+
+class RoundMode(NamedTuple):
+    """A way of carrying rounds: a protocol, and how much its judge may keep; from the third field on, numbers."""
+
+    protocol: str = "greedy"
+    acceptance: tuple[float, ...] = (0.8,)
+    """α by position in the window, given that all tokens before were accepted; the last one holds for those behind."""
+    token_bits: float = 32.0
+    """Bits of a drafted token on the uplink."""
+    fixed_bits: float = 0.0
+    """Bits of a round on the uplink, whatever its window."""
+    asked: float = 0.0
+    """Probability that the hidden state of a drafted token is requested (SH)."""
+    asked_bits: float = 0.0
+    """Bits of a requested hidden state."""
+    threshold: float = 0.0
+    """θ of the judge."""
+    risk: float = 0.0
+    """Expected risk that a drafted token adds: −ln(1 − p) of what the judge keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class UeState:
+    """A UE as it is estimated.
+
+    Raises:
+        BadInput: windows, probabilities or times that cannot be.
+    """
+
+    rate_bps: float
+    """Uplink rate that it would have alone in the cell."""
+    draft_s: float
+    """Drafting time per token."""
+    link_s: float = 0.0
+    """Time of a round trip of short messages."""
+    modes: tuple[RoundMode, ...] = (RoundMode(),)
+    """The ways between which to choose; one: it is given."""
+    windows: tuple[int, int] = (1, 8)
+    """Least and largest window; equal: it is given."""
+    speed_tps: float | None = None
+    """Promised token speed [tokens/s]; None: none."""
+    activity: float = 1.0
+    """q: share of its time, in (0, 1], during which it has data for the uplink; 1: always."""
+    joins: float = 1.0
+    """p: its rounds per pass of the BS, in [0, 1]; 1: every pass verifies a round of it."""
+    cached: float = 0.0
+    """Tokens of its committed prefix in the BS's cache."""
+    backlog_bits: float = 0.0
+    """Bits that wait on its uplink before the next round's."""
+    draft_j: float = 0.0
+    """Energy per drafted token [J]."""
+    bit_j: float = 0.0
+    """Energy per bit on the uplink [J]."""
+
+    def __post_init__(self) -> None:
+        low, high = self.windows
+        if not 1 <= low <= high <= MAX_WINDOW:
+            raise BadInput(f"windows lie in 1..{MAX_WINDOW}, not {low}..{high}")
+        if not self.modes or not all(mode.acceptance for mode in self.modes):
+            raise BadInput("a UE needs a way of carrying rounds, with an acceptance rate")
+        if not (0 < self.activity <= 1 and 0 <= self.joins <= 1):
+            raise BadInput(f"activity lies in (0, 1] and joins in [0, 1], not {self.activity:g} and {self.joins:g}")
+        if not all(value >= 0 for value in (self.rate_bps, self.draft_s, self.link_s, self.backlog_bits)):
+            raise BadInput("rates, times and backlogs must be 0 or more")
+
+
+@dataclass(frozen=True)
+class CellState:
+    """A cell: its UEs with a response in progress, and the verifier that they share.
+
+    Raises:
+        BadInput: no UE.
+    """
+
+    ues: Sequence[UeState]
+    passes: Coefficients
+    """Pass times, eq. 19 of WISP."""
+    waits: float = 1.0
+    """h: passes that a round stays at the BS on average: its own, and what is left of the one before."""
+
+    def __post_init__(self) -> None:
+        if not self.ues:
+            raise BadInput("nothing to decide: no UE decodes")
+        if not self.waits >= 1:
+            raise BadInput(f"a round stays for at least its own pass, not {self.waits:g}")
