@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +47,7 @@ from testbed.errors import BadInput, TestbedError
 from testbed.optim.pass_time import Coefficients
 from testbed.process.heap import loaded_heap_frozen
 from testbed.process.interrupts import UNSTOPPABLE
+from testbed.process.threads import started_threads
 from testbed.protocols.vocabulary import tokenizer_directory
 from testbed.tasks import Background, cancel
 
@@ -104,14 +104,17 @@ def serve(
         meter = stack.enter_context(metered(config))
         if metrics is not None and meter is not None:
             metrics.add("power", meter.snapshot)
-        thread = ThreadPoolExecutor(1, thread_name_prefix=f"{UNSTOPPABLE} engine")
+        thread = started_threads(1, f"{UNSTOPPABLE} engine")
+        deciding = started_threads(1, "rounds that take long to decide")
+        stack.callback(deciding.shutdown)
         loaded = thread.submit(_load_all, config, coefficients, pace).result()  # a signal does not wait for it
         stack.enter_context(loaded_heap_frozen())  # until the engine is closed, whose collections take long otherwise
         stack.callback(thread.shutdown)
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        asyncio.run(_run(config, ThreadRunner(loaded.engine, thread), loaded, ready, metrics, monitor, meter, say))
+        runner = ThreadRunner(loaded.engine, thread, deciding)
+        asyncio.run(_run(config, runner, loaded, ready, metrics, monitor, meter, say))
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coefficients | None) -> Loaded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -69,10 +69,14 @@ class ThreadRunner:
     Where all rounds of a pass allow it (`VerifyRequest.ahead`), the thread decodes their next tokens in further passes
     before the loop gets the results, until a request waits: what the loop does for a token takes long beside a pass of
     a small model.
+
+    Args:
+        thread: the engine's thread.
+        other: runs what is computed beside passes; None: the event loop's own threads.
     """
 
-    def __init__(self, engine: VerifyEngine, thread: ThreadPoolExecutor) -> None:
-        self._engine, self._thread = engine, thread
+    def __init__(self, engine: VerifyEngine, thread: ThreadPoolExecutor, other: Executor | None = None) -> None:
+        self._engine, self._thread, self._other = engine, thread, other
         self._known: set[str] = set()
         """Sessions known to the engine: only these are released, however fast others open and close."""
         self._short = self._passing = False
@@ -174,7 +178,7 @@ class ThreadRunner:
 
     async def beside(self, work: Callable[[], T]) -> T:
         """See `EngineRunner.beside`: in another thread."""
-        return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(self._other, work)
 
     def release(self, session: str) -> None:
         """Release a session of the engine, after the running pass."""
