@@ -69,3 +69,10 @@ def no_descriptor(error: BaseException | None) -> bool:
     while error is not None and not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
         error = error.__cause__
     return error is not None
+
+
+def used_up(error: Exception) -> bool:
+    """Whether an error says that descriptors, processes, threads or memory are used up, which may pass."""
+    if isinstance(error, OSError):
+        return no_descriptor(error) or error.errno in (errno.EAGAIN, errno.ENOMEM)
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)

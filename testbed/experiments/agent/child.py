@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from testbed.errors import used_up
 from testbed.experiments.runs.processes import command, environment, stop_group
 
+RETRY_S = 1.0
+"""Time between attempts to start a process while descriptors, processes or memory are used up."""
 MOST_LINE_BYTES = 2**16
 """Bytes of a line that are kept; of a longer one, its end."""
 MOST_CHARACTERS = 500
@@ -17,11 +20,8 @@ MOST_CHARACTERS = 500
 async def run_child(arguments: Sequence[str], say: Callable[[str], None]) -> tuple[int, str]:
     """Run a command of the testbed; returns its exit code (negative: the signal) and its last line on stderr."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command(*arguments), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, env=environment(), limit=MOST_LINE_BYTES, start_new_session=True,
-        )  # fmt: skip
-    except OSError as exc:  # no file, process or memory is left
+        process = await _started(arguments, say)
+    except OSError as exc:
         return 1, f"its process cannot be started: {exc.strerror or exc}"
     last_line = ""
     try:
@@ -33,6 +33,28 @@ async def run_child(arguments: Sequence[str], say: Callable[[str], None]) -> tup
         return await process.wait(), last_line.removeprefix("testbed: ")
     finally:
         await stop_group(process)
+
+
+async def _started(arguments: Sequence[str], say: Callable[[str], None]) -> asyncio.subprocess.Process:
+    """Start the process, once there are descriptors, processes and memory for it; says once that it waits for them.
+
+    Raises:
+        OSError: it cannot be started for another reason.
+    """
+    told = False
+    while True:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command(*arguments), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE, env=environment(), limit=MOST_LINE_BYTES, start_new_session=True,
+            )  # fmt: skip
+        except (OSError, RuntimeError) as exc:
+            if not used_up(exc):
+                raise
+            if not told:
+                say(f"    its process cannot be started yet: {getattr(exc, 'strerror', None) or exc}")
+            told = True
+        await asyncio.sleep(RETRY_S)
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ FILES, PARTS = "files", "parts"
 SPARE_BYTES = 2**28
 """Disk space that uploads must leave free."""
 MOST_PARTS = 32
-"""Most unfinished uploads; a further one replaces the one that was continued least recently."""
+"""Most unfinished uploads. A further one replaces one of the lab machine (key) that has the most: of these, the one
+that was continued least recently.
+"""
 PART_S, IDLE_PART_S = 86_400.0, 600.0
 """Time without a chunk after which an unfinished upload is deleted: usually, and where a new one lacks disk space."""
 
@@ -47,21 +50,24 @@ class Files:
             folder.mkdir(parents=True, exist_ok=True)
         self._count = sum(path.is_file() for path in self._root.rglob("*"))
 
-    def expire(self, coming: int = 0, needed: int = 0) -> None:
+    def expire(self, coming: str | None = None, needed: int = 0) -> None:
         """Delete unfinished uploads that nobody continues, the least recently continued first.
 
         Args:
-            coming: number of uploads that begin now.
-            needed: free disk space that these need, in bytes.
+            coming: name of an upload that begins now (`part_of`).
+            needed: free disk space that it needs, in bytes.
         """
         now_s = time.time()
         parts = sorted((part.stat().st_mtime, part) for part in self._parts.iterdir())
-        for number, (written_s, part) in enumerate(parts):
-            crowded = len(parts) - number + coming > MOST_PARTS
+        held = Counter(_owner_of(name) for name in [part.name for _, part in parts] + ([coming] if coming else []))
+        for written_s, part in parts:
+            owner = _owner_of(part.name)
+            crowded = held.total() > MOST_PARTS and held[owner] == max(held.values())
             full = now_s - written_s > IDLE_PART_S and free_bytes(self._parts) < needed
             if crowded or full or now_s - written_s > PART_S:
                 part.unlink()
                 self._hashes.pop(part.name, None)
+                held[owner] -= 1
 
     def path(self, name: str) -> Path:
         """Path of an uploaded file or folder.
@@ -74,15 +80,18 @@ class Files:
             raise BadInput(f"the agent has no file {name!r}; upload it with testbed field deploy")
         return path
 
-    def put(self, message: Put, data: AnyArray) -> Stored:
+    def put(self, message: Put, data: AnyArray, owner: bytes = b"") -> Stored:
         """Append a chunk; the answer gives the size stored so far, which is the offset of the next chunk.
+
+        Args:
+            owner: key of the lab machine; empty without keys.
 
         Raises:
             BadInput: too many files, no disk space, an oversized chunk, or a wrong digest: then the upload restarts.
         """
         if data.dtype != np.uint8 or data.ndim != 1 or len(data) > MAX_CHUNK_BYTES:
             raise BadInput(f"a chunk must be u1 [n] with n up to {MAX_CHUNK_BYTES}")
-        path, part = self._root / message.name, self._parts / part_of(message)
+        path, part = self._root / message.name, self._parts / part_of(message, owner)
         if path.is_dir() or any(parent.is_file() for parent in path.parents):
             raise BadInput(f"{message.name} cannot be stored: a file and a folder would have the same name")
         if path.is_file() and path.stat().st_size == message.total and self._digest(path) == message.digest:
@@ -99,7 +108,7 @@ class Files:
             raise BadInput(f"the agent already stores {MAX_FILES} files; delete some from {self._root}")
         needed = message.total - there + SPARE_BYTES
         if not there:
-            self.expire(coming=1, needed=needed)
+            self.expire(part.name, needed)
         if free_bytes(self._root) < needed:
             raise BadInput(f"not enough disk space for {message.name}: {message.total} bytes")
         self._append(message, part, data.tobytes(), there)
@@ -137,10 +146,18 @@ class Files:
         return known[1]
 
 
-def part_of(message: Put) -> str:
-    """Name of an unfinished upload: one of another name or size, which would end with a wrong digest, is another."""
+def part_of(message: Put, owner: bytes = b"") -> str:
+    """Name of an unfinished upload: one of another name or size, which would end with a wrong digest, is another, and
+    so is one of another lab machine.
+    """
     text = f"{message.name}\n{message.digest}\n{message.total}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    found = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"{hashlib.blake2b(owner, digest_size=8).hexdigest()}.{found}" if owner else found
+
+
+def _owner_of(part: str) -> str:
+    """What names the lab machine in the name of an unfinished upload."""
+    return part.rpartition(".")[0]
 
 
 def _identity_of(path: Path) -> tuple[int, int, int]:

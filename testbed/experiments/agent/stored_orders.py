@@ -39,6 +39,7 @@ class StoredOrder:
     Attributes:
         arrived_ns: date of its arrival.
         ended: the final state document, as of the last `end` or `reset`; None: not finished.
+        saved: whether that is on disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,8 +47,11 @@ class StoredOrder:
         self.order: Order = decode_order([(folder / ORDER).read_bytes()]).message
         self.arrived_ns = (folder / ORDER).stat().st_mtime_ns
         self.ended: dict[str, Any] | None = None
+        self.saved, self._crashes = True, 0
         with contextlib.suppress(OSError, ValueError):
             self.ended = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, ValueError):
+            self._crashes = int((folder / CRASHES).read_text())
 
     @property
     def result(self) -> Path:
@@ -55,23 +59,43 @@ class StoredOrder:
         return self.folder / RESULT
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Write the final state document atomically."""
-        with whole_file(self.folder / STATE) as part:
-            part.write_text(json.dumps(document), encoding="utf-8")
-        self.ended = dict(document)
+        """Set the final state document, and write it.
+
+        Raises:
+            TestbedError: it cannot be written now; `save` tries again.
+        """
+        self.ended, self.saved = dict(document), False
+        self.save()
+
+    def save(self) -> None:
+        """Write the final state document atomically, unless it is on disk.
+
+        Raises:
+            TestbedError: it cannot be written.
+        """
+        if not self.saved:
+            with whole_file(self.folder / STATE) as part:
+                part.write_text(json.dumps(self.ended), encoding="utf-8")
+            self.saved = True
 
     def count_crash(self) -> int:
-        """Count a crash of the order's process; returns the number of crashes so far."""
-        path = self.folder / CRASHES
-        count = 1 + (int(path.read_text()) if path.exists() else 0)
-        path.write_text(str(count))
-        return count
+        """Count a crash of the order's process; returns the number of crashes so far, which a restart of the agent
+        forgets if it cannot be written.
+        """
+        self._crashes += 1
+        with contextlib.suppress(TestbedError), whole_file(self.folder / CRASHES) as part:
+            part.write_text(str(self._crashes))
+        return self._crashes
 
     def reset(self) -> None:
-        """Make a failed order pending again; partial results are kept."""
-        self.ended = None
-        for name in (STATE, CRASHES):
+        """Make a failed order pending again; partial results are kept.
+
+        Raises:
+            OSError: its end on disk cannot be deleted; it stays failed.
+        """
+        for name in (CRASHES, STATE):
             (self.folder / name).unlink(missing_ok=True)
+        self.ended, self.saved, self._crashes = None, True, 0
 
 
 class OrderStore:
@@ -96,6 +120,7 @@ class OrderStore:
 
         Raises:
             BadInput: a different order has this id, or too many orders are stored.
+            TestbedError, OSError: it cannot be written, or read again.
         """
         if (there := self._kept.get(order.id)) is not None:
             if _identity(there.order) != _identity(order):
@@ -105,9 +130,13 @@ class OrderStore:
             raise BadInput(f"the agent already stores {MAX_ORDERS} orders; collect and drop some")
         folder = self._root / order.id
         folder.mkdir(exist_ok=True)
-        with whole_file(folder / ORDER) as part:
-            part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
-        self._kept[order.id] = StoredOrder(folder)
+        try:
+            with whole_file(folder / ORDER) as part:
+                part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
+            self._kept[order.id] = StoredOrder(folder)
+        except OSError:  # refused: the agent must not find it when it starts again
+            (folder / ORDER).unlink(missing_ok=True)
+            raise
         return self._kept[order.id]
 
     def drop(self, name: str) -> None:
@@ -116,6 +145,15 @@ class OrderStore:
         if kept is not None and kept.ended is not None:
             del self._kept[name]
             shutil.rmtree(kept.folder, ignore_errors=True)
+
+    def save(self) -> None:
+        """Write the ends of orders that could not be written before.
+
+        Raises:
+            TestbedError: one still cannot be written.
+        """
+        for kept in self._kept.values():
+            kept.save()
 
     def named(self, prefix: str) -> list[StoredOrder]:
         """Orders whose ids begin with `prefix`."""

@@ -18,7 +18,8 @@ from testbed.errors import BadInput, TestbedError
 from testbed.experiments.agent import files as agent_files
 from testbed.experiments.agent import stored_orders
 from testbed.experiments.agent.files import IDLE_PART_S, MOST_PARTS, PART_S, PARTS, SPARE_BYTES, Files
-from testbed.experiments.agent.serve import MOST_WAIT_S, Agent, AgentSetup, run_agent
+from testbed.experiments.agent.runner import MOST_WAIT_S, OrderRunner
+from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
 from testbed.experiments.agent.stored_orders import StoredOrder
 from testbed.protocols.orders import Cancel, Drop, Order, Probing, Put, digest_of
 from testbed.tasks import cancel
@@ -74,6 +75,28 @@ def test_unfinished_uploads_are_bounded_in_number(tmp_path: Path) -> None:
     assert upload(files, 4, 60, 100) == 0
 
 
+def test_one_lab_machine_does_not_end_the_uploads_of_others(tmp_path: Path) -> None:
+    """32 new uploads replaced those of all others."""
+    data = bytes(100)
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+
+    def send(files: Files, owner: bytes, name: str, begin: int, end: int) -> int:
+        chunk = np.frombuffer(data[begin:end], np.uint8)
+        return files.put(Put(name=name, offset=begin, total=100, digest=digest), chunk, owner).size
+
+    files = Files(tmp_path)
+    for number in range(3):
+        assert send(files, b"honest", f"h{number}", 0, 60) == 60
+    for number in range(2 * MOST_PARTS):
+        assert send(files, b"hog", f"g{number}", 0, 60) == 60
+        files = Files(tmp_path) if number == MOST_PARTS else files  # the agent was started again
+        assert len(parts(tmp_path)) <= MOST_PARTS
+    assert send(files, b"late", "l", 0, 60) == 60
+    for owner, name in ((b"honest", "h0"), (b"honest", "h1"), (b"honest", "h2"), (b"late", "l")):
+        assert send(files, owner, name, 60, 100) == 100
+    assert send(files, b"hog", "h0", 0, 60) == 100  # the same file is there
+
+
 def test_uploads_that_nobody_continues_make_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files(tmp_path)
     upload(files, 0)
@@ -126,9 +149,9 @@ async def working(
         looks.append(len(waiting()))
         return waiting()
 
-    monkeypatch.setattr(agent, "_carry_out", carry_out)
+    monkeypatch.setattr(agent.runner, "_carry_out", carry_out)
     monkeypatch.setattr(agent._orders, "waiting", looked)
-    task = asyncio.create_task(agent.work())
+    task = asyncio.create_task(agent.runner.work())
     try:
         yield agent, begun, looks
     finally:
@@ -174,10 +197,10 @@ def test_orders_keep_the_sequence_of_their_arrival(tmp_path: Path) -> None:
 def test_bad_input_while_it_serves_is_no_bad_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that ends with exit status 2 is not started again by systemd."""
 
-    async def failing(self: Agent) -> None:
+    async def failing(self: OrderRunner) -> None:
         raise BadInput("cannot write state.json")
 
-    monkeypatch.setattr(Agent, "work", failing)
+    monkeypatch.setattr(OrderRunner, "work", failing)
     ready: list[str] = []
     with pytest.raises(TestbedError, match="the agent failed: cannot write") as caught:
         run_agent(AgentSetup("tcp://127.0.0.1:*", tmp_path), ready.append, lambda _: None)
@@ -192,7 +215,7 @@ async def test_an_order_that_was_cancelled_and_dropped_ends_without_a_trace(tmp_
     agent.answer(Cancel(prefix="x"), {})
     agent.answer(Drop(id="x"), {})
     for code in (-9, 0, 1):
-        await agent._end(kept, code, "", 0.0)
+        await agent.runner._end(kept, code, "", 0.0)
     assert not kept.folder.exists()
 
 
@@ -212,7 +235,7 @@ async def test_an_order_may_be_dropped_while_its_results_are_hashed(
         return digest_of(path)
 
     monkeypatch.setattr(stored_orders, "digest_of", dropped)
-    await agent._end(kept, 0, "", 0.0)
+    await agent.runner._end(kept, 0, "", 0.0)
     assert not kept.folder.exists()
 
 
@@ -227,5 +250,5 @@ async def test_results_that_cannot_be_read_are_a_failed_order(tmp_path: Path, mo
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(stored_orders, "digest_of", broken)
-    await agent._end(kept, 0, "", 0.0)
+    await agent.runner._end(kept, 0, "", 0.0)
     assert kept.ended is not None and kept.ended["state"] == "failed" and "Input/output" in kept.ended["note"]

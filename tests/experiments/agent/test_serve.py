@@ -276,7 +276,8 @@ def test_a_failed_order_is_tried_again_when_it_is_given_again(tmp_path: Path) ->
     second = agent(tmp_path)
     assert second.answer(Ask(id="x"), {})[0].state == "failed"  # type: ignore[attr-defined]
     assert second.answer(one, {})[0].state == "waiting"  # type: ignore[attr-defined]
-    assert kept.count_crash() == 1
+    again = OrderStore(tmp_path).get("x")
+    assert again is not None and again.count_crash() == 1
 
 
 class Talk:
@@ -343,7 +344,7 @@ async def test_a_cancelled_order_ends_with_its_process_and_its_processes(tmp_pat
     orders += [Order(id="hall-near-0", what=Running(config), start_s=time.perf_counter() + 3600)]
     for order in orders:
         found.answer(order, {})
-    working = asyncio.create_task(found.work())
+    working = asyncio.create_task(found.runner.work())
 
     def running() -> list[int]:
         new = [pid for pid in processes(parent=os.getpid()) if pid not in before]
