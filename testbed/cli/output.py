@@ -172,9 +172,10 @@ def for_stderr(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """One line for people, on stderr."""
-    sys.stderr.write(f"{for_stderr(text)}\n")
-    sys.stderr.flush()
+    """One line for people, on stderr; lost if nobody reads it, or its disk is full."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{for_stderr(text)}\n")
+        sys.stderr.flush()
 
 
 def note_power(power: Mapping[str, Any]) -> None:

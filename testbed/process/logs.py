@@ -7,12 +7,15 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 
-from testbed.errors import BadInput
+from testbed.errors import BadInput, no_descriptor
 
 VARIABLE = "TESTBED_LOG"
 KINDS = ("text", "json")
+MOST_TEXTS = 1000
+"""Different lines of asyncio that are counted."""
 NOISE = ("torch._library.triton",)
 """Loggers of libraries whose warnings concern nobody here."""
 
@@ -28,8 +31,32 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
         raise BadInput(f"{VARIABLE} is {' or '.join(KINDS)}, not {kind!r}")
     for name in NOISE:
         logging.getLogger(name).setLevel(logging.ERROR)
-    logger = logging.getLogger("testbed")
-    logger.handlers[:] = [_Stderr(_Json() if kind == "json" else _Text())]
+    for name in ("testbed", "asyncio"):
+        logging.getLogger(name).handlers[:] = [_Stderr(_Json() if kind == "json" else _Text())]
+    logging.getLogger("asyncio").filters[:] = [_Sparse()]
+
+
+class _Sparse(logging.Filter):
+    """Lets the 1st, 2nd, 4th, 8th … record of the same first line pass, so that peers cannot fill the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record passes; repeated ones tell their number, and a lack of descriptors no traceback."""
+        text, _, _ = record.getMessage().partition("\n")
+        self._counts[text] += 1
+        count = self._counts[text]
+        if len(self._counts) > MOST_TEXTS:
+            self._counts.clear()
+        if count & (count - 1):
+            return False
+        if record.exc_info and no_descriptor(record.exc_info[1]):
+            record.msg, record.args, record.exc_info = f"{text}: {record.exc_info[1]}", (), None
+        if count > 1:
+            record.msg, record.args = f"{record.getMessage()} ({count} times so far)", ()
+        return True
 
 
 class _Stderr(logging.Handler):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import pty
 import struct
@@ -114,3 +116,15 @@ def test_what_the_method_sets_and_equal_rates_take_no_columns_of_their_own() -> 
     assert shown["uplink_mbps"][0] == "Mbit/s"
     rows[0]["downlink_mbps"] = 20.0
     assert {"uplink_mbps", "downlink_mbps"} <= set(grid_columns(rows))
+
+
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.ENOSPC])
+def test_a_note_that_cannot_be_written_is_lost(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status line of a base station whose reader was gone failed, and `/readyz` with it."""
+
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    note("nobody reads this")

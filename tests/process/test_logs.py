@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,10 +21,11 @@ LOG = logging.getLogger("testbed.tests")
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    logger = logging.getLogger("testbed")
-    before = logger.handlers[:]
+    loggers = [logging.getLogger(name) for name in ("testbed", "asyncio")]
+    before = [(logger.handlers[:], logger.filters[:]) for logger in loggers]
     yield
-    logger.handlers[:] = before
+    for logger, (handlers, filters) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.filters[:] = handlers, filters
 
 
 def warn() -> None:
@@ -64,3 +66,22 @@ def test_a_kind_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "testbed: TESTBED_LOG is text or json, not 'xml'\n"
+
+
+def test_asyncio_does_not_repeat_itself_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    """A relay without free descriptors wrote 650 kB of tracebacks a minute."""
+    configure({})
+    logger = logging.getLogger("asyncio")
+    full = OSError(errno.EMFILE, "Too many open files")
+    for number in range(1000):
+        logger.error("socket.accept() out of system resource\nsocket: fd=%d", number % 3, exc_info=full)
+        logger.warning("socket.send() raised exception.")
+    lines = capsys.readouterr().err.splitlines()
+    accepted = "testbed: socket.accept() out of system resource: [Errno 24] Too many open files"
+    assert lines[:4] == [
+        accepted,
+        "testbed: socket.send() raised exception.",
+        f"{accepted} (2 times so far)",
+        "testbed: socket.send() raised exception. (2 times so far)",
+    ]
+    assert len(lines) == 20 and lines[-1].endswith("(512 times so far)")
