@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
+
+Floats = NDArray[np.float64]
+N = TypeVar("N", float, Floats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,9 @@ class RoundShape:
             raise BadInput("a round's tokens and times must be 0 or more")
 
 
+FIELDS = tuple(field.name for field in fields(RoundShape))
+
+
 class Guarantees(NamedTuple):
     """Guaranteed sessions that are alike."""
 
@@ -44,7 +53,7 @@ class Guarantees(NamedTuple):
     """Their mean round."""
 
 
-class _GuaranteedLoad(NamedTuple):
+class GuaranteedLoad(NamedTuple):
     """What guarantees take together."""
 
     rounds: float
@@ -53,6 +62,29 @@ class _GuaranteedLoad(NamedTuple):
     """Share of the verifier's time, without the constant of its passes."""
     tokens: float
     """Tokens in the prefix cache."""
+    fastest: float
+    """The highest speed; 0 without guarantees."""
+
+
+class GuaranteeKinds(NamedTuple):
+    """Kinds of guaranteed sessions, and what a session of each takes: arrays [n]."""
+
+    speeds: Floats
+    """Tokens per second."""
+    committed: Floats
+    """Tokens that a round commits."""
+    share_s: Floats
+    """Time of a round without the constant of its pass."""
+    tokens: Floats
+    """Tokens in the prefix cache."""
+
+    def load(self, sessions: Floats) -> GuaranteedLoad:
+        """What sessions take, from their number of each kind [n]."""
+        rates = self.speeds * sessions / self.committed
+        parts = (rates, rates * self.share_s, sessions * self.tokens)
+        rounds, busy, tokens = (math.fsum(part.tolist()) for part in parts)
+        fastest = float(np.max(self.speeds, where=sessions > 0, initial=0.0))
+        return GuaranteedLoad(rounds, busy, tokens, fastest)
 
 
 class AdmissionDecision(NamedTuple):
@@ -114,42 +146,69 @@ class Admission:
         Raises:
             BadInput: a speed that is not positive, or a negative number of UEs.
         """
-        if not 0 < speed_tps < math.inf:
-            raise BadInput(f"a class is a positive speed in tokens a second, not {speed_tps:g}")
         if any(not 0 < given.speed_tps < math.inf or given.sessions < 0 for given in load):
             raise BadInput("the load is a number of UEs, 0 or more, by positive speed")
-        others = max((given.speed_tps for given in load if given.sessions), default=0.0)
-        need_s = self._slack_s(others, typical or shape) if others else math.inf
-        taken = self._load(load)
+        return self.join(speed_tps, self._load(load), shape, typical or shape)
+
+    def join(
+        self, speed_tps: float, taken: GuaranteedLoad, shape: RoundShape, typical: RoundShape
+    ) -> AdmissionDecision:
+        """As `admissible`, beside the load of the guarantees that were given.
+
+        Raises:
+            BadInput: a speed that is not positive.
+        """
+        if not 0 < speed_tps < math.inf:
+            raise BadInput(f"a class is a positive speed in tokens a second, not {speed_tps:g}")
+        need_s = self._slack_s(taken.fastest, typical) if taken.fastest else math.inf
         asked = self._holds(speed_tps, taken, shape, need_s)
         slower = sorted((speed for speed in self.classes if speed < speed_tps), reverse=True)
         best = next((speed for speed in slower if self._holds(speed, taken, shape, need_s)), None)
-        used = self._used(self._joined(taken, speed_tps, shape))
+        used = self.used(self._joined(taken, speed_tps, shape))
         return AdmissionDecision(asked, speed_tps if asked else best, used)
 
     def utilisation(self, load: Sequence[Guarantees]) -> float:
         """Share of the verifier's time that these guarantees take."""
-        return self._used(self._load(load))
+        return self.used(self._load(load))
 
-    def _load(self, load: Sequence[Guarantees]) -> _GuaranteedLoad:
-        rounds = [given.speed_tps * given.sessions / given.shape.committed for given in load]
-        busy = math.fsum(rate * self._share_s(given.shape) for rate, given in zip(rounds, load, strict=True))
-        tokens = math.fsum(given.sessions * (given.shape.cached + given.shape.new) for given in load)
-        return _GuaranteedLoad(math.fsum(rounds), busy, tokens)
+    def kinds(self, speeds_tps: Sequence[float], rounds: Sequence[Sequence[float]]) -> GuaranteeKinds:
+        """Kinds of guarantees by their speeds and the fields of their sessions' mean rounds (`RoundShape`)."""
+        new, cached, committed, _, _ = np.array(rounds, np.float64).reshape(len(speeds_tps), len(FIELDS)).T
+        return GuaranteeKinds(np.array(speeds_tps), committed, self._share_s(new, cached), cached + new)
 
-    def _joined(self, taken: _GuaranteedLoad, speed_tps: float, shape: RoundShape) -> _GuaranteedLoad:
-        return _GuaranteedLoad(*map(sum, zip(taken, self._load([Guarantees(speed_tps, 1, shape)]), strict=True)))
+    def _load(self, load: Sequence[Guarantees]) -> GuaranteedLoad:
+        shapes = [[getattr(given.shape, name) for name in FIELDS] for given in load]
+        return self.kinds([given.speed_tps for given in load], shapes).load(
+            np.array([given.sessions for given in load])
+        )
 
-    def _used(self, taken: _GuaranteedLoad) -> float:
-        return taken.busy + taken.rounds * self.coefficients.c / self.max_requests
+    def _joined(self, taken: GuaranteedLoad, speed_tps: float, shape: RoundShape) -> GuaranteedLoad:
+        rounds = speed_tps / shape.committed
+        busy = rounds * self._share_s(shape.new, shape.cached)
+        return GuaranteedLoad(
+            taken.rounds + rounds, taken.busy + busy, taken.tokens + (shape.cached + shape.new),
+            max(taken.fastest, speed_tps),
+        )  # fmt: skip
 
-    def _holds(self, speed_tps: float, taken: _GuaranteedLoad, shape: RoundShape, need_s: float) -> bool:
+    def used(self, taken: GuaranteedLoad) -> float:
+        """Share of the verifier's time that this load takes."""
+        return self._used(taken.rounds, taken.busy)
+
+    def used_by_one(self, kinds: GuaranteeKinds) -> Floats:
+        """Share of the verifier's time that a session of each kind takes [n]."""
+        rounds = kinds.speeds / kinds.committed
+        return self._used(rounds, rounds * kinds.share_s)
+
+    def _used(self, rounds: N, busy: N) -> N:
+        return busy + rounds * self.coefficients.c / self.max_requests
+
+    def _holds(self, speed_tps: float, taken: GuaranteedLoad, shape: RoundShape, need_s: float) -> bool:
         """Whether a UE can join where the others need passes of at most `need_s` / 2."""
         joined = self._joined(taken, speed_tps, shape)
-        if self._used(joined) > self.limit or joined.tokens > (self.kv_tokens or math.inf):
+        if self.used(joined) > self.limit or joined.tokens > (self.kv_tokens or math.inf):
             return False
         spare = 1 - joined.busy
-        share_s = self._share_s(shape)
+        share_s = self._share_s(shape.new, shape.cached)
         pass_s = max(self.coefficients.c / spare, self.coefficients.c + share_s) if spare > 0 else math.inf
         return min(need_s, self._slack_s(speed_tps, shape)) >= 2 * pass_s
 
@@ -157,6 +216,7 @@ class Admission:
         """Time for queueing and verification in a round at this speed (eq. 6)."""
         return shape.committed / speed_tps - shape.draft_s - shape.network_s
 
-    def _share_s(self, shape: RoundShape) -> float:
+    def _share_s(self, new: N, cached: N) -> N:
+        """Time of rounds without the constant of their passes."""
         times = self.coefficients
-        return (times.a + times.b_compute * (shape.cached + shape.new)) * shape.new + times.b_read * shape.cached
+        return (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached

@@ -144,6 +144,11 @@ class Averages:
 
     def expected(self, ue: bytes | None = None) -> RoundShape:
         """The round expected of one UE: the mean of its own, shrunk towards a typical one; None: a typical one."""
+        new, cached, committed, draft_s, network_s = self.expected_values(ue)
+        return RoundShape(new=new, cached=cached, committed=committed, draft_s=draft_s, network_s=network_s)
+
+    def expected_values(self, ue: bytes | None = None) -> Reals:
+        """The fields of `expected`, without its checks."""
         typical, rounds = self._typical, None if ue is None else self._ues.get(ue)
         new, cached, committed, draft_s, network_s = typical
         if rounds is not None:
@@ -152,8 +157,7 @@ class Averages:
                 (own + GUESS_ROUNDS * other) / weight for own, other in zip(rounds.sums, typical, strict=True)
             )
             committed = max(committed, LEAST_SHARE * typical[_COMMITTED])
-        committed = max(committed, LEAST_COMMITTED)
-        return RoundShape(new=new, cached=cached, committed=committed, draft_s=draft_s, network_s=network_s)
+        return new, cached, max(committed, LEAST_COMMITTED), draft_s, network_s
 
     def acceptance(self, ue: bytes, accepted: int, rejected: int) -> float | None:
         """α of a session with these accepted tokens and first rejections, shrunk towards that of its UE, and this

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from testbed.bs.pending import Pending
 from testbed.bs.room import RefusedUes
-from testbed.bs.scheduling.admission import Admission, AdmissionDecision, Guarantees
+from testbed.bs.scheduling.admission import Admission, AdmissionDecision, Floats
 from testbed.bs.scheduling.averages import Averages
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.optim.pass_time import Coefficients
@@ -30,58 +31,85 @@ class GuaranteeShares:
         """The decision, and the sessions that have to be closed first."""
         owner = self._sessions.owner(key[0])
         given = [session for session in self._sessions if session.speed_tps is not None and session.key != key]
+        load = _Given(admission, self._averages, self._sessions.owner, given)
         share = self._sessions.room.ue_share * admission.limit
-        own = [session for session in given if self._sessions.owner(session.key[0]) == owner]
-        used = admission.utilisation([*self._load(own), Guarantees(speed_tps, 1, self._averages.expected(owner))])
-        within, yielding = not own or used <= share, list[Session]()
-        answer = self._ask(admission, owner, speed_tps, given)
-        if not answer.admitted and within:
-            beyond = self._beyond(admission, share, given)
-            needed = self._needed(admission, owner, speed_tps, given, beyond)
+        within = owner not in load.owners or load.used_by(owner, speed_tps) <= share
+        yielding = list[Session]()
+        answer = load.ask(owner, speed_tps)
+        possible = answer.admitted or (within and load.ask(owner, speed_tps, range(len(given))).admitted)
+        if possible and not answer.admitted:
+            beyond = load.beyond(share)
+            needed = bisect.bisect_left(
+                range(len(beyond) + 1), True, key=lambda count: load.ask(owner, speed_tps, beyond[:count]).admitted
+            )
             if needed <= len(beyond):
-                yielding = beyond[:needed]
-                answer = self._ask(admission, owner, speed_tps, _without(given, yielding))
+                yielding = [given[index] for index in beyond[:needed]]
+                answer = load.ask(owner, speed_tps, beyond[:needed])
         if answer.admitted and not within and self._refused.others(owner, now_s):
             return AdmissionDecision(False, None, answer.utilisation), []
         if answer.admitted:
             self._refused.remove(owner)
-        elif within and self._ask(admission, owner, speed_tps, ()).admitted:
+        elif possible:
             self._refused.add(owner, now_s)
         return answer, yielding
 
-    def _load(self, sessions: Iterable[Session]) -> list[Guarantees]:
-        """Guaranteed sessions by UE and speed."""
-        counts = Counter((self._sessions.owner(session.key[0]), session.speed_tps or 0.0) for session in sessions)
-        return [Guarantees(speed, count, self._averages.expected(ue)) for (ue, speed), count in counts.items()]
 
-    def _ask(self, admission: Admission, owner: bytes, speed_tps: float, given: Iterable[Session]) -> AdmissionDecision:
+class _Given:
+    """The guaranteed sessions beside one that asks, with what each takes reckoned once."""
+
+    def __init__(
+        self, admission: Admission, averages: Averages, owner_of: Callable[[bytes], bytes], given: Sequence[Session]
+    ) -> None:
+        self._admission, self._averages, self._sessions = admission, averages, given
+        self.owners = [owner_of(session.key[0]) for session in given]
+        """The UE of each session."""
+        numbers: dict[tuple[bytes, float], int] = {}
+        pairs = zip(self.owners, given, strict=True)
+        self._kind_of = [numbers.setdefault((ue, one.speed_tps or 0.0), len(numbers)) for ue, one in pairs]
+        """Each session's kind: its UE and speed."""
+        self._kinds_by_ue = [ue for ue, _ in numbers]
+        expected = {ue: averages.expected_values(ue) for ue in set(self.owners)}
+        self._kinds = admission.kinds([speed for _, speed in numbers], [expected[ue] for ue in self._kinds_by_ue])
+        self._counts = self._count(range(len(given)))
+
+    def used_by(self, owner: bytes, speed_tps: float) -> float:
+        """Share of the verifier's time that a UE takes with one more session at this speed."""
+        own = [kind for kind, ue in enumerate(self._kinds_by_ue) if ue == owner]
+        speeds = [*self._kinds.speeds[own].tolist(), speed_tps]
+        kinds = self._admission.kinds(speeds, [self._averages.expected_values(owner)] * len(speeds))
+        return self._admission.used(kinds.load(np.append(self._counts[own], 1.0)))
+
+    def ask(self, owner: bytes, speed_tps: float, without: Sequence[int] = ()) -> AdmissionDecision:
+        """Whether a UE can join beside these sessions, without some of them, given by their indices."""
+        counts = self._counts
+        if without:
+            counts = counts - self._count(without)
         expected = self._averages.expected
-        return admission.admissible(speed_tps, self._load(given), expected(owner), expected())
+        return self._admission.join(speed_tps, self._kinds.load(counts), expected(owner), expected())
 
-    def _needed(
-        self, admission: Admission, owner: bytes, speed_tps: float, given: Sequence[Session], beyond: Sequence[Session]
-    ) -> int:
-        """Number of these sessions to close for another one; more than there are if closing them does not help."""
+    def _count(self, indices: Sequence[int]) -> Floats:
+        """Number of sessions of each kind among these."""
+        kinds = np.array([self._kind_of[index] for index in indices], np.intp)
+        return np.bincount(kinds, minlength=len(self._kinds.speeds)).astype(np.float64)
 
-        def fits(count: int) -> bool:
-            return self._ask(admission, owner, speed_tps, _without(given, beyond[:count])).admitted
-
-        return bisect.bisect_left(range(len(beyond) + 1), True, key=fits)
-
-    def _beyond(self, admission: Admission, share: float, given: Sequence[Session]) -> list[Session]:
-        """Sessions by which UEs exceed their share, in the order in which they yield; each UE keeps one."""
-        by_ue: dict[bytes, list[Session]] = {}
-        for session in sorted(given, key=_in_turn):
-            by_ue.setdefault(self._sessions.owner(session.key[0]), []).append(session)
-        found: list[Session] = []
-        for sessions in by_ue.values():
-            used = [admission.utilisation(self._load([session])) for session in sessions]
-            left, kept = sum(used), len(sessions)
-            for session, part in zip(sessions, used, strict=True):
+    def beyond(self, share: float) -> list[int]:
+        """Indices of the sessions by which UEs exceed their share, in the order in which they yield: those that wait
+        for their UE first, the least recently heard first. Each UE keeps one.
+        """
+        parts = self._admission.used_by_one(self._kinds).tolist()
+        by_ue: dict[bytes, list[int]] = {}
+        in_turn = sorted(range(len(self._sessions)), key=lambda index: _turn(self._sessions[index]))
+        for index in in_turn:
+            by_ue.setdefault(self.owners[index], []).append(index)
+        found = set[int]()
+        for indices in by_ue.values():
+            used = [parts[self._kind_of[index]] for index in indices]
+            left, kept = sum(used), len(indices)
+            for index, part in zip(indices, used, strict=True):
                 if left > share and kept > 1:
                     left, kept = left - part, kept - 1
-                    found.append(session)
-        return sorted(found, key=_in_turn)
+                    found.add(index)
+        return [index for index in in_turn if index in found]
 
 
 def turn_s(sessions: SessionTable, session: Session, item: Pending, times: Coefficients, rest: float) -> float:
@@ -103,10 +131,5 @@ def turn_s(sessions: SessionTable, session: Session, item: Pending, times: Coeff
     return sessions.ues.without_guarantee / rest * used_s
 
 
-def _in_turn(session: Session) -> tuple[bool, float]:
+def _turn(session: Session) -> tuple[bool, float]:
     return not session.idle, session.heard_s
-
-
-def _without(sessions: Iterable[Session], closed: Sequence[Session]) -> list[Session]:
-    keys = {session.key for session in closed}
-    return [session for session in sessions if session.key not in keys]

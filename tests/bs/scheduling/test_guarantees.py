@@ -10,15 +10,17 @@ import pytest
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.admission import Admission, Guarantees
-from testbed.bs.scheduling.averages import GUESS
+from testbed.bs.scheduling.averages import GUESS, Averages
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.guarantees import GuaranteeShares
 from testbed.bs.scheduling.pass_ledger import LEAST_REST, PassLedger
 from testbed.bs.sessions import Session, SessionTable
 from testbed.optim.pass_time import Coefficients
 from testbed.protocols import protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Open
+from tests.bs.scheduling.plain_shares import PlainShares
 
 TIMES = Coefficients(1.4339e-4, 2.53e-9, 2.67e-6, 1.486e-2)
 GATE = Admission(coefficients=TIMES, max_requests=16)
@@ -203,3 +205,60 @@ def test_windows_that_wait_never_demand_more_than_what_is_left(seed: int) -> Non
                     assert sum(entry[2] for entry in own) <= (due_s - last_s) * LEAST_REST / 3 + 1e-12
             first_s = min(arrived_s for arrived_s, _, _ in due)
             assert sum(entry[2] for entry in due) <= (due_s - first_s) * LEAST_REST + 1e-12
+
+
+# ---------------------------------------------------------------- the decision, and what it costs
+
+
+def opened(table: SessionTable, key: tuple[bytes, int], speed_tps: float | None, heard_s: float) -> Session:
+    table.open(key, np.zeros(3, np.int32), protocol("greedy"), 0.0, 4, 9, speed_tps=speed_tps)
+    table.hear(key, heard_s)
+    found = table.get(key)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_decisions_are_those_of_the_plain_formula(seed: int) -> None:
+    """UEs of any number of sessions, speeds and rounds; some verify, some have no guarantee; sessions yield and end."""
+    rng, averages = random.Random(seed), Averages()
+    table = SessionTable(per_peer=1000, ue_share=rng.choice([0.2, 0.5, 1.0]))
+    gate = Admission(coefficients=TIMES, max_requests=16, kv_tokens=rng.choice([None, 30_000]))
+    found, plain, outcomes = GuaranteeShares(table, averages), PlainShares(table, averages), set[tuple[bool, bool]]()
+    ues = [b"ue-%d" % number for number in range(rng.choice([1, 2, 5, 40]))]
+    now_s = 0.0
+    for _ in range(150):
+        now_s += rng.choice([0.1, 1.0])
+        for _ in range(rng.randrange(3)):
+            new, cached, committed = rng.uniform(1, 30), rng.uniform(0, 900), rng.uniform(1, 6)
+            times_s = rng.uniform(0, 0.3), rng.uniform(0, 0.2)
+            averages.add(rng.choice(ues), (new, cached, committed, *times_s), 3, 1, 5)
+        key = (rng.choice(ues), rng.randrange(60))
+        speed_tps = rng.choice([2.0, 4.0, 8.0, rng.uniform(0.01, 12), 1e6])
+        answer, yielding = found.decide(gate, key, speed_tps, now_s)
+        expected, others = plain.decide(gate, key, speed_tps, now_s)
+        assert answer[:2] == expected[:2] and answer.utilisation == pytest.approx(expected.utilisation, rel=1e-12)
+        assert [session.key for session in yielding] == [session.key for session in others]
+        outcomes.add((answer.admitted, bool(yielding)))
+        for session in yielding:
+            table.close(session.key)
+        if answer.admitted or rng.random() < 0.1:
+            session = opened(table, key, speed_tps if answer.admitted else None, now_s)
+            if rng.random() < 0.3:
+                session.current = Round(0, Window(np.zeros(0, np.int32), None), None, now_s)
+    assert {(True, False), (False, False)} <= outcomes
+
+
+@pytest.mark.parametrize("ues", [16, 950])
+def test_a_decision_beside_many_guarantees_takes_a_moment(ues: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One took 20 ms of the event loop, since loads were reckoned again for each question."""
+    averages, table, asked = Averages(), SessionTable(per_peer=1000, total=2000, ue_share=0.5), list[bytes | None]()
+    for number in range(950):
+        opened(table, (b"ue-%d" % (number % ues), number), 0.001 + number * 1e-6, float(number))
+    gate = Admission(coefficients=TIMES, max_requests=16)
+    values = Averages.expected_values
+    monkeypatch.setattr(Averages, "expected_values", lambda of, ue=None: (asked.append(ue), values(of, ue))[1])
+    for speed_tps in (4.0, 1e6):
+        asked.clear()
+        GuaranteeShares(table, averages).decide(gate, (b"late", 0), speed_tps, 1000.0)
+        assert len(asked) <= ues + 40
