@@ -112,9 +112,8 @@ def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> 
     schema = about.schema.to_arrow_schema()
     names = [name for name in schema.names if wanted(name)]
     text = [name for name in names if pa.types.is_string(schema.field(name).type)]
-    groups = [about.row_group(i) for i in range(about.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    columns = [one for one in columns if one.path_in_schema.partition(".")[0] in names]
+    numbers = [i for i in range(about.num_columns) if about.schema.column(i).path.partition(".")[0] in names]
+    columns = [about.row_group(group).column(i) for group in range(about.num_row_groups) for i in numbers]
     if any("BYTE_ARRAY" in one.physical_type and one.path_in_schema not in text for one in columns):
         raise BadInput(f"{path} has text or bytes in another form than a column of strings")
     size = sum(max(one.total_uncompressed_size, 8 * one.num_values) for one in columns)
@@ -133,12 +132,11 @@ def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> 
 
 def _unpacked_bytes(column: Any) -> int:
     """Size of a column's values, those of a dictionary counted each time."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    from pyarrow import DictionaryArray, compute
 
-    if not pa.types.is_dictionary(column.type):
+    if not isinstance(column, DictionaryArray):
         return int(column.nbytes)
-    return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
+    return int(compute.sum(compute.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
 
 
 def yaml_file(path: Path) -> Any:
@@ -179,27 +177,24 @@ def _check_size(events: Iterable[Any]) -> None:
     """
     import yaml
 
-    sizes: dict[str, int] = {}
-    """Number of values by anchor."""
+    sizes: dict[str | None, int] = {}
+    """Number of values by anchor; of a collection that is not closed yet, too many, since an alias in it has no end."""
     open_: list[tuple[str | None, int]] = [(None, 0)]
     """Anchors of the collections around the next value, and their numbers of values so far."""
     for event in events:
         if isinstance(event, yaml.CollectionStartEvent):
             open_.append((event.anchor, 1))
+            sizes[event.anchor] = MOST_VALUES
             if len(open_) > MOST_DEPTH + 1:
                 raise BadInput(f"values nested more than {MOST_DEPTH} deep")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, more = open_.pop()
-        elif isinstance(event, yaml.AliasEvent):
-            within = any(anchor == event.anchor for anchor, _ in open_)
-            anchor, more = None, MOST_VALUES if within else sizes.get(event.anchor, 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            anchor, more = event.anchor, 1
+        elif isinstance(event, (yaml.AliasEvent, yaml.ScalarEvent)):
+            anchor, more = event.anchor, sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
         else:
             continue
-        if anchor is not None:
-            sizes[anchor] = more
+        sizes[anchor] = more
         outer, count = open_.pop()
         open_.append((outer, count + more))
         if count + more > MOST_VALUES:
