@@ -8,20 +8,24 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import zmq
 import zmq.asyncio
 from zmq.auth import Authenticator
+from zmq.utils import z85
 
 from testbed.channel.keys import CLIENTS, REVOKED, ServerKeys, entries
+from testbed.channel.limits.arrivals import KEY_AT_ONCE, KEY_PER_S, Arrivals
 from testbed.errors import BadInput, no_descriptor
 from testbed.tasks import Background
 
 RELOAD_S = 0.5
 """Longest delay until a change of the key directory takes effect."""
 DOMAIN = b"testbed"
+BUSY = b"300"
+"""Answer of ZAP after which libzmq closes the connection without an error, so that its peer connects again."""
 LOG = logging.getLogger(__name__)
 
 
@@ -78,10 +82,20 @@ class Gate:
 
     Must be created in a running event loop and before any socket of the context is bound: without it, libzmq accepts
     everyone who knows the BS's public key.
+
+    Args:
+        arrived: counts a handshake from an address; returns False if it is one too many.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, keys: ServerKeys, background: Background) -> None:
-        self._keys, self.allowed = keys, AllowList(keys.directory)
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        keys: ServerKeys,
+        background: Background,
+        arrived: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._keys, self.allowed, self._arrived = keys, AllowList(keys.directory), arrived
+        self._arrivals = Arrivals(KEY_AT_ONCE, KEY_PER_S)
         self._authenticator = Authenticator(context)
         self._authenticator.configure_curve_callback(DOMAIN.decode(), self.allowed)
         self._authenticator.start()
@@ -93,7 +107,22 @@ class Gate:
         whose events are edge-triggered.
         """
         while True:
-            await self._authenticator.handle_zap_message(await self._asked.recv_multipart())
+            message = await self._asked.recv_multipart()
+            if self._beyond(message):
+                version, request = message[:2]
+                await self._asked.send_multipart([version, request, BUSY, b"too many new connections", b"", b""])
+            else:
+                await self._authenticator.handle_zap_message(message)
+
+    def _beyond(self, message: Sequence[bytes]) -> bool:
+        """Whether the address or the key of a ZAP request has opened too many connections within a short time."""
+        if len(message) != 7:
+            return False
+        _, _, _, address, _, _, credential = message
+        if not self._arrived(address.decode("ascii", "replace")):
+            return True
+        key = z85.encode(credential)
+        return self.allowed.callback("", key) and not self._arrivals.take(key, time.monotonic())
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
         """Make a socket accept CURVE only."""

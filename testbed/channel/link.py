@@ -19,9 +19,16 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.access import Gate, check_address
-from testbed.channel.connections import CHECK_S, CHECK_SHARE, RECHECK_S, Connections, notice_gone_hosts
 from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following, parts
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
+from testbed.channel.limits.connections import (
+    CHECK_S,
+    CHECK_SHARE,
+    HANDSHAKE_S,
+    RECHECK_S,
+    Connections,
+    notice_gone_hosts,
+)
 from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.tasks import Background
@@ -38,7 +45,6 @@ CURVE_BYTES = 33
 """Bytes that encryption adds to a frame."""
 NAMELESS = b"\0"
 """First byte of libzmq's own identities, as of connections that lost theirs: nobody would close their sessions."""
-HANDSHAKE_MS = 5000  # of CURVE
 MAX_MESSAGE_BYTES = 65 * 2**20
 """Largest frame."""
 TURN_S = 2e-3
@@ -185,7 +191,7 @@ class ZmqServerLink:
         """Time since which the receiver has had the event loop to itself."""
         self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
-        self._gate = None if keys is None else Gate(self._context, keys, self.background)
+        self._gate = None if keys is None else Gate(self._context, keys, self.background, self.connections.arrived)
         self._open(addresses)
         self.addresses: list[str] = []
         try:
@@ -210,7 +216,7 @@ class ZmqServerLink:
         for option, value in (
             (zmq.LINGER, 200), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, OUTBOX), (zmq.RCVHWM, INBOX),
             (zmq.MAXMSGSIZE, min(self._frame_bytes, PART_BYTES) + (CURVE_BYTES if self._gate else 0)),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), (zmq.IPV6, any("[" in a for a in addresses)),
+            (zmq.HANDSHAKE_IVL, round(1000 * HANDSHAKE_S)), (zmq.IPV6, any("[" in a for a in addresses)),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
         notice_gone_hosts(self._socket)

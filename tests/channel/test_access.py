@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import zmq
 
 from testbed.channel.access import RELOAD_S, AllowList, is_loopback, require_keys
 from testbed.channel.keys import ClientKeys, entries, load_client, load_server, new_client, new_server, revoke
@@ -227,12 +228,48 @@ async def test_a_frame_beyond_the_bound_is_not_taken(keys: Path, known: ClientKe
 
 
 async def test_a_handshake_that_goes_no_further_is_cut_off(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.channel.link.HANDSHAKE_MS", 200)
+    monkeypatch.setattr("testbed.channel.link.HANDSHAKE_S", 0.2)
     async with echo(keys) as bs:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(bs.address.rpartition(":")[2]))
         assert await asyncio.wait_for(reader.read(), WAIT_S) != b""  # the greeting, and then the end
         writer.close()
         await writer.wait_closed()
+
+
+async def test_one_key_opens_a_few_connections_at_once_and_others_with_time(
+    keys: Path, known: ClientKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An allowed UE had the base station's socket renewed every 13 s by taking its own identity again and again."""
+    monkeypatch.setattr("testbed.channel.access.KEY_AT_ONCE", 3)
+    monkeypatch.setattr("testbed.channel.access.KEY_PER_S", 1.0)
+    second = load_client(new_client(keys, "second"))
+    async with echo(keys) as bs:
+        with contextlib.ExitStack() as held:
+            links = [held.enter_context(linked(bs.address, known)) for _ in range(6)]
+            asked = [asyncio.create_task(answered(link, b"%d" % number)) for number, link in enumerate(links)]
+            await asyncio.sleep(SILENCE_S)
+            assert sum(task.done() for task in asked) == 3
+            with linked(bs.address, second) as other:
+                assert await answered(other, b"another key")
+            assert sum(task.done() for task in asked) <= 4
+            assert all(await asyncio.gather(*asked))  # refused ones came again by themselves
+
+
+async def test_handshakes_of_an_address_are_counted_whoever_sends_them(
+    keys: Path, known: ClientKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.channel.limits.connections.ADDRESS_AT_ONCE", 10)
+    monkeypatch.setattr("testbed.channel.limits.connections.ADDRESS_PER_S", 0.0)
+    async with echo(keys) as bs:
+        with linked(bs.address, known) as link:
+            assert await answered(link, b"before")
+            with contextlib.ExitStack() as held:
+                for _ in range(12):
+                    public, secret = zmq.curve_keypair()
+                    stranger = held.enter_context(linked(bs.address, ClientKeys(public, secret, known.server)))
+                    assert not await answered(stranger, b"let me in", 0.1)
+            assert bs.link.connections._closed.count >= 1
+            assert await answered(link, b"after")
 
 
 # ---------------------------------------------------------------- the list

@@ -25,10 +25,15 @@ def frame(body: bytes, *, more: bool = False, flags: int = 0) -> bytes:
     return bytes([flags | LONG]) + struct.pack(">Q", len(body)) + body
 
 
-def connect(address: str, identity: bytes, metadata: bytes = b"") -> socket.socket:
-    """A blocking connection, after the handshake. Raises ConnectionError if it is refused."""
+def dial(address: str, source: str = "") -> socket.socket:
+    """A blocking TCP connection to tcp://HOST:PORT, from an address of this machine if one is given."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
-    connected = socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0) if source else None)
+
+
+def connect(address: str, identity: bytes, metadata: bytes = b"", source: str = "") -> socket.socket:
+    """A blocking connection, after the handshake. Raises ConnectionError if it is refused."""
+    connected = dial(address, source)
     try:
         connected.sendall(GREETING + ready(identity, metadata))
         got = b""

@@ -1,33 +1,44 @@
-"""Limits on the TCP connections of a listening ZeroMQ socket: their number, and the size of an unfinished message.
+"""Limits on the TCP connections of a listening ZeroMQ socket: their number, new ones from one address, and the size of
+unfinished messages and handshakes.
 
 libzmq limits the size of a frame but not the number of frames in a message: it buffers them until the last one arrives,
 without telling its user, so a peer that never sends a last frame can fill the memory. Here the bytes that the kernel
 has received on a connection (TCP_INFO) are compared with those received when its last complete message was taken; a
 connection that exceeds the size of a message in between is shut down, and libzmq frees its buffers.
 
+libzmq also handles every handshake, whoever sends it, in the thread that serves all connections. What one address has
+sent over connections without a complete message is therefore bounded, too.
+
 Works on Linux over TCP; elsewhere, and for `ipc://`, nothing is checked.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import ctypes
-import fcntl
 import logging
 import os
-import resource
 import socket
-import struct
 import sys
-import termios
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import zmq
 
-from testbed.errors import no_descriptor
+from testbed.channel.frames import PART_BYTES
+from testbed.channel.limits.arrivals import ADDRESS_AT_ONCE, ADDRESS_PER_S, Arrivals, ClosedAddresses, origin_of
+from testbed.channel.limits.sockets import (
+    DESCRIPTORS,
+    FAMILIES,
+    Duplicates,
+    descriptors,
+    discard,
+    limit,
+    received_by,
+    trim,
+    unread_by,
+)
 
 CHECK_S = 0.05
 """Interval between checks; longer if a check takes long. On loopback at 5 GB/s, 250 MB may arrive in between."""
@@ -39,6 +50,12 @@ CONFIRM_CHECKS = 2
 """Number of consecutive checks that a connection must fail before it is shut down."""
 SPARE_BYTES = 2**17
 """Allowance for handshakes, framing and data inside libzmq."""
+HANDSHAKE_S, HANDSHAKE_BYTES = 5.0, PART_BYTES + 2**11
+"""Longest time of a handshake, and bytes of the largest one."""
+UNHEARD_BYTES = 2**21
+"""Largest number of bytes that one address may have sent for handshakes that may be unfinished: 113 of the largest
+ones, each of which takes libzmq 1 ms.
+"""
 TRIM_CHECKS = 20
 """Number of checks between a shutdown and the request to the C library to return freed memory to the system."""
 SHARE = 0.75
@@ -49,13 +66,6 @@ PROBES = 3
 """TCP keepalive probes in the second half of that time."""
 STUCK_CHECKS = 3
 """Number of consecutive checks after which a closed connection that libzmq keeps is stuck."""
-TCP_CLOSE = 7
-"""State of a closed connection in Linux's `tcp_info`, its first byte."""
-TCP_RECEIVED = 128
-"""Offset of `tcpi_bytes_received` in Linux's `tcp_info`."""
-TCP_INFO_BYTES = 136
-DESCRIPTORS = "/proc/self/fd"
-FAMILIES = (socket.AF_INET, socket.AF_INET6)
 LOG = logging.getLogger(__name__)
 
 
@@ -66,6 +76,10 @@ class Connection:
     socket: int
     """Inode of its socket: descriptors and ports are reused."""
     family: int
+    origin: bytes
+    """See `origin_of`."""
+    first_s: float
+    """Time of the first check that saw it."""
     base_bytes: int = 0
     """Bytes received by the first check after its last complete message was taken."""
     active: bool = False
@@ -76,6 +90,29 @@ class Connection:
     """Number of consecutive checks in which it exceeded its limit."""
     closed: int = 0
     """Number of consecutive checks in which it was closed."""
+
+
+@dataclass
+class _Crowd:
+    """The connections that a check has seen so far."""
+
+    now_s: float
+    number: int = 0
+    """Connections, those that libzmq keeps although they are closed included."""
+    held: Counter[str] = field(default_factory=Counter)
+    """Connections of each key."""
+    handshake_bytes: Counter[bytes] = field(default_factory=Counter)
+    """Bytes of handshakes that may be unfinished, from each address."""
+
+    def add(self, known: Connection, received: int) -> None:
+        """Add an open connection."""
+        self.held[known.key] += 1
+        if self.handshaking(known):
+            self.handshake_bytes[known.origin] += min(received, HANDSHAKE_BYTES)
+
+    def handshaking(self, known: Connection) -> bool:
+        """Whether a connection's handshake may be unfinished."""
+        return not known.active and bool(known.origin) and self.now_s - known.first_s < HANDSHAKE_S
 
 
 class Connections:
@@ -102,14 +139,14 @@ class Connections:
         """Descriptors of which a message was taken since the last check, and the key of its sender."""
         self._trim_in = 0
         self.cut = self.stuck = 0
-        self._null = os.open(os.devnull, os.O_RDONLY)
-        self._spare = os.dup(self._null)
-        """Descriptor of the duplicates: none may be free when one is needed."""
+        self._arrivals, self._closed = Arrivals(ADDRESS_AT_ONCE, ADDRESS_PER_S), ClosedAddresses()
+        self._listening: dict[int, int] = {}
+        """Descriptors of the listening sockets, and their inodes."""
+        self._duplicates = Duplicates()
 
     def close(self) -> None:
         """Close the descriptors kept for checks."""
-        for descriptor in (self._null, self._spare):
-            os.close(descriptor)
+        self._duplicates.close()
 
     @property
     def watched(self) -> bool:
@@ -118,7 +155,7 @@ class Connections:
 
     @property
     def clogged(self) -> bool:
-        """Whether so many connections are stuck that the socket must be opened anew, which closes them."""
+        """Whether so many connections are stuck that the socket must be closed and opened again to end them."""
         return self.stuck > self._most // 2
 
     def taken(self, descriptor: int, excess: str = "", key: str = "") -> None:
@@ -127,9 +164,31 @@ class Connections:
         """
         self._taken[descriptor] = key
         if excess:
-            with self._duplicate(descriptor) as connected:
+            with self._duplicates.of(descriptor) as connected:
                 if connected is not None:
                     self._disconnect(connected, excess)
+
+    def arrived(self, address: str) -> bool:
+        """Count a handshake from an address; returns False if it is one too many. The address is then refused."""
+        now_s = time.monotonic()
+        if self._counted(origin_of(address), now_s):
+            return True
+        self._refuse(now_s)
+        return False
+
+    def _refuse(self, now_s: float) -> None:
+        """Have the kernel refuse the addresses that have opened too many connections."""
+        for descriptor, inode in self._listening.items():
+            with self._duplicates.of(descriptor) as listener:
+                if listener is not None and os.fstat(listener.fileno()).st_ino == inode:
+                    self._closed.apply(listener, inode, now_s)
+
+    def _counted(self, origin: bytes, now_s: float) -> bool:
+        """Count a connection or handshake; returns False if it is one too many."""
+        if not origin or self._arrivals.take(origin, now_s):
+            return True
+        self._closed.add(origin, now_s)
+        return False
 
     def check(self, drained: bool) -> bool:
         """Shut down connections over a limit; returns whether there are suspects, which need another check soon.
@@ -138,49 +197,64 @@ class Connections:
             drained: whether all complete messages have been taken, so that all other received bytes belong to an
                 unfinished message.
         """
-        limit = self._message_bytes * (1 if drained else 1 + self._waiting) + SPARE_BYTES
+        now_s = time.monotonic()
         taken, self._taken = self._taken, {}
-        held: Counter[str] = Counter()
         found: dict[int, Connection] = {}
-        suspects = 0
-        for descriptor, connected, known in self._open():
-            found[descriptor] = known
-            received, closed = _received(connected)
+        crowd, suspects = _Crowd(now_s), 0
+        for descriptor, connected, known in self._open(now_s):
+            found[descriptor], crowd.number = known, len(found) + 1
+            received, closed = received_by(connected)
             known.closed = known.closed + 1 if closed else 0
             if descriptor in taken:
                 known.base_bytes, known.active, known.key = received, True, taken[descriptor]
-            over = received - known.base_bytes > limit and received - _unread(connected) - known.base_bytes > limit
-            known.over = known.over + 1 if over else 0
+            excess = self._unfinished(connected, known, received, drained)
             suspects += known.over == 1
-            held[known.key] += not closed
-            if known.over >= CONFIRM_CHECKS:
-                self._disconnect(connected, f"an unfinished message of more than {limit} bytes")
-            elif not known.active and len(found) > self._most:
-                self._disconnect(connected, f"more than {self._most} connections")
-            elif known.key and held[known.key] > self._most // 2 and not closed:
-                self._disconnect(connected, f"more than {self._most // 2} connections with the same key")
+            if not closed:
+                crowd.add(known, received if drained else 0)
+                excess = excess or self._crowded(known, crowd)
+            if excess:
+                self._disconnect(connected, excess)
         self._known = found
+        self._refuse(now_s)
         self.stuck = sum(known.closed >= STUCK_CHECKS for known in found.values())
         if self._trim_in:
             self._trim_in -= 1
             if not self._trim_in:
-                _trim()
+                trim()
         return suspects > 0
+
+    def _unfinished(self, connected: socket.socket, known: Connection, received: int, drained: bool) -> str:
+        """Why a connection is shut down for its unfinished message; empty: it is not."""
+        most = self._message_bytes * (1 if drained else 1 + self._waiting) + SPARE_BYTES
+        since = received - known.base_bytes
+        known.over = known.over + 1 if since > most and since - unread_by(connected) > most else 0
+        return f"an unfinished message of more than {most} bytes" if known.over >= CONFIRM_CHECKS else ""
+
+    def _crowded(self, known: Connection, crowd: _Crowd) -> str:
+        """Why a connection is shut down for others beside it, `crowd` with it included; empty: it is not."""
+        if known.first_s == crowd.now_s and not self._counted(known.origin, crowd.now_s):
+            return "too many new connections from one address"
+        if not known.active and crowd.number > self._most:
+            return f"more than {self._most} connections"
+        if crowd.handshaking(known) and crowd.handshake_bytes[known.origin] > UNHEARD_BYTES:
+            return f"more than {UNHEARD_BYTES} bytes of handshakes from one address"
+        if known.key and crowd.held[known.key] > self._most // 2:
+            return f"more than {self._most // 2} connections with the same key"
+        return ""
 
     def _disconnect(self, connected: socket.socket, why: str) -> None:
         self.cut, self._trim_in = self.cut + 1, TRIM_CHECKS
         if self.cut & (self.cut - 1) == 0:  # log the 1st, 2nd, 4th, 8th …, so that peers cannot fill the log
             LOG.warning("connection closed (%d so far): %s", self.cut, why)
         with contextlib.suppress(OSError):
-            connected.shutdown(socket.SHUT_RDWR)
+            discard(connected)
 
-    def _open(self) -> Iterator[tuple[int, socket.socket, Connection]]:
-        """All open connections. Each socket is a duplicate: if libzmq closes its own meanwhile, the duplicate still
-        refers to the same connection.
-        """
-        for descriptor in _descriptors():
+    def _open(self, now_s: float) -> Iterator[tuple[int, socket.socket, Connection]]:
+        """All open connections, each as a duplicate of its socket."""
+        self._listening.clear()
+        for descriptor in descriptors():
             known = self._known.get(descriptor)
-            with self._duplicate(descriptor, None if known is None else known.family) as connected:
+            with self._duplicates.of(descriptor, None if known is None else known.family) as connected:
                 if connected is None:
                     continue
                 try:
@@ -188,35 +262,13 @@ class Connections:
                     if known is None or known.socket != inode:
                         if connected.family not in FAMILIES or connected.getsockname()[1] not in self.ports:
                             continue
-                        if connected.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        if _listens(connected):
+                            self._listening[descriptor] = inode
                             continue
-                        known = Connection(inode, connected.family)
+                        known = Connection(inode, connected.family, _origin(connected), now_s)
                     yield descriptor, connected, known
                 except OSError:  # closed
                     continue
-
-    @contextlib.contextmanager
-    def _duplicate(self, descriptor: int, family: int | None = None) -> Iterator[socket.socket | None]:
-        """A duplicate of a socket, one at a time; None if the descriptor is not a socket. `family` None: determined
-        from the socket.
-        """
-        if descriptor in (self._null, self._spare):
-            yield None
-            return
-        try:
-            os.dup2(descriptor, self._spare, inheritable=False)
-            if family is None:
-                connected = socket.socket(fileno=self._spare)
-            else:
-                connected = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, self._spare)
-        except OSError:
-            yield None
-            return
-        try:
-            yield connected
-        finally:
-            connected.detach()
-            os.dup2(self._null, self._spare, inheritable=False)
 
 
 def notice_gone_hosts(socket: zmq.Socket[bytes]) -> None:
@@ -228,41 +280,16 @@ def notice_gone_hosts(socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(option, value)
 
 
-def _descriptors() -> Iterable[int]:
-    """The open descriptors of this process; where none is free to list them with, all that it may open."""
+def _listens(opened: socket.socket) -> bool:
+    return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _origin(connected: socket.socket) -> bytes:
     try:
-        return map(int, os.listdir(DESCRIPTORS))
-    except OSError as exc:
-        if not no_descriptor(exc):
-            raise
-        return range(_limit())
-
-
-def _received(connected: socket.socket) -> tuple[int, bool]:
-    """Bytes received on a connection, and whether it is closed."""
-    info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    if len(info) < TCP_INFO_BYTES:  # before Linux 4.1
-        return 0, False
-    return struct.unpack_from("<Q", info, TCP_RECEIVED)[0], info[0] == TCP_CLOSE
-
-
-def _unread(connected: socket.socket) -> int:
-    """Bytes in the kernel's receive buffer."""
-    unread = array.array("i", [0])
-    fcntl.ioctl(connected, termios.FIONREAD, unread)
-    return unread[0]
-
-
-def _trim() -> None:
-    """Ask glibc to return freed memory to the system; it may otherwise keep small pieces indefinitely."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _limit() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**20 if soft == resource.RLIM_INFINITY else soft
+        return origin_of(connected.getpeername()[0])
+    except OSError:  # its peer has reset it
+        return b""
 
 
 def _room() -> int:
-    return max(1, int(SHARE * _limit()))
+    return max(1, int(SHARE * limit()))

@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from testbed.channel.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, SPARE_BYTES, Connections
 from testbed.channel.frames import MAX_IDENTITY_BYTES, MOST_FRAMES, OTHER_BYTES, PART_BYTES, parts
+from testbed.channel.limits.arrivals import CLOSED_S
+from testbed.channel.limits.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, SPARE_BYTES, UNHEARD_BYTES, Connections
 from testbed.channel.link import INBOX, ZmqLink, ZmqServerLink, new_identity
 from testbed.errors import LinkTimeout
 from tests.support.descriptors import no_descriptors_left
-from tests.support.zmtp import connect, frame
+from tests.support.zmtp import GREETING, connect, dial, frame, ready
 
 FRAME_BYTES = 2**16
 WAIT_S = 30.0
@@ -155,7 +156,7 @@ async def test_the_kernel_closes_connections_to_hosts_that_are_gone() -> None:
         with ue(bs) as honest:
             assert await answered(honest)
             accepted = 0
-            for _, one, _ in bs.connections._open():
+            for _, one, _ in bs.connections._open(0.0):
                 accepted += 1
                 assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
                 assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == GONE_S / 2
@@ -255,6 +256,73 @@ async def test_a_handshake_beyond_a_part_is_cut_off() -> None:
             connect(bs.addresses[0], b"liar", metadata(PART_BYTES + 100))
         with ue(bs) as honest:
             assert await answered(honest)
+
+
+OTHER = "127.0.0.2"
+"""Another host's address, on loopback."""
+
+
+async def test_large_handshakes_at_once_from_one_address_are_cut_off_before_they_are_complete() -> None:
+    """700 of them stopped libzmq's thread for .7 s, and honest UEs waited."""
+    async with echo() as (bs, _):
+        with ue(bs) as honest, contextlib.ExitStack() as held:
+            assert await answered(honest)
+            handshake = GREETING + ready(b"crowd", metadata(16_000))
+            crowd = [held.enter_context(contextlib.closing(dial(bs.addresses[0], OTHER))) for _ in range(300)]
+            for one in crowd:
+                with contextlib.suppress(ConnectionError):
+                    one.sendall(handshake[:-1])
+            cut = 300 - UNHEARD_BYTES // len(handshake)
+            while bs.connections.cut < cut:
+                await asyncio.sleep(CHECK_S)
+            assert bs.connections.cut <= cut + 20
+            assert await answered(honest)
+            with ue(bs) as late, contextlib.closing(connect(bs.addresses[0], b"small", source=OTHER)) as small:
+                small.sendall(frame(b"heard before the next check"))
+                assert await answered(late)
+
+
+async def test_first_messages_that_are_large_and_slow_are_no_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many UEs behind one address send what they hold after an outage."""
+    monkeypatch.setattr("testbed.channel.limits.connections.HANDSHAKE_S", 0.5)
+    async with echo() as (bs, heard):
+        with contextlib.ExitStack() as held:
+            crowd = [held.enter_context(contextlib.closing(connect(bs.addresses[0], b"c%d" % i))) for i in range(100)]
+            await asyncio.sleep(0.6)
+            message = frame(bytes(PART_BYTES), more=True) * 2 + frame(b"end")
+            for one in crowd:
+                one.sendall(message[:-1])
+            await asyncio.sleep(4 * CHECK_S)
+            for one in crowd:
+                one.sendall(message[-1:])
+            while len(heard) < 100:
+                await asyncio.sleep(0.01)
+        assert bs.connections.cut == 0
+
+
+async def test_an_address_that_opens_too_many_connections_is_refused_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("testbed.channel.limits.connections.ADDRESS_AT_ONCE", 20)
+    monkeypatch.setattr("testbed.channel.limits.connections.ADDRESS_PER_S", 10.0)
+    async with echo() as (bs, _):
+        with ue(bs) as honest, contextlib.ExitStack() as held:
+            assert await answered(honest)
+            crowd = [held.enter_context(contextlib.closing(dial(bs.addresses[0], OTHER))) for _ in range(50)]
+            while bs.connections.cut < 29:
+                await asyncio.sleep(CHECK_S / 4)
+            with socket.socket() as refused:
+                refused.settimeout(0.4)
+                refused.bind((OTHER, 0))
+                with pytest.raises(TimeoutError):
+                    refused.connect(crowd[0].getpeername())
+            with ue(bs) as late:
+                assert await answered(late)
+            begun_s = time.monotonic()
+            again = await asyncio.to_thread(connect, bs.addresses[0], b"again", source=OTHER)
+            again.close()
+            assert time.monotonic() - begun_s < 4 * CLOSED_S
+        assert bs.connections.cut <= 31
 
 
 @pytest.mark.parametrize(
