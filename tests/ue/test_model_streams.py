@@ -223,6 +223,12 @@ def test_virtual_time_agrees_with_the_model_within_five_percent(
     assert 1000 / records[0].latency_s == pytest.approx(expected, rel=0.05)
 
 
+def test_a_model_that_the_target_overtakes_drafts_on_from_there() -> None:
+    """With every token right: the one that is drafted is the target's when it is done."""
+    (records,), _ = serve([Ue(alpha=1.0, draft_s=0.0667, rtt_s=0.05, window=16, tokens=60)], 1.0)
+    assert sum(record.drafted_ahead for record in records[0].rounds[30:]) > 10
+
+
 def test_windows_after_a_rejected_token_cost_no_pass() -> None:
     """They arrive while the target waits: a pass for each correction is all."""
     choice = FixedChoice(StreamSetting(1, 8, True))

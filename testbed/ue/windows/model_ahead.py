@@ -46,7 +46,7 @@ class ModelAhead:
     @property
     def ahead(self) -> int:
         """Number of those."""
-        return len(self._drafted) - len(self._pending) if self._right else 0
+        return max(0, len(self._drafted) - len(self._pending)) if self._right else 0
 
     def ended(self, ends: Set[int]) -> bool:
         """Whether the last of those ends the output."""
