@@ -1,5 +1,5 @@
-"""Sessions that the target decodes alone: how far ahead, the rounds of the tokens that were decoded, and windows that
-join them; and the rounds that begin without a message of the UE.
+"""Streams, which the target decodes without a message for each round: how many tokens a call of the engine decodes, the
+rounds made of them, and the windows that join. Also decides whether a round follows another without a message of the UE.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ MOST_AHEAD = 7
 
 
 def ahead(session: Session, round_: Round) -> int:
-    """Tokens that a stream may be decoded ahead: none before its first token, which is sent at once, after a window,
-    where windows are waited for or tokens drawn, or where a speed is guaranteed, whose scheduler plans every pass.
+    """Number of further tokens that a stream may decode in the same call of the engine. There are none before its first
+    token, which is sent at once; after a window; where the target waits for windows or draws tokens; and where a speed is
+    guaranteed, since its scheduler plans every pass.
     """
     waits = session.waits or not session.got or len(round_.window.ids)
     if not session.alone or waits or session.drawn or session.speed_tps is not None:
@@ -31,12 +32,12 @@ def ahead(session: Session, round_: Round) -> int:
 
 
 def rounds_of(round_: Round, count: int, start_s: float, verify_s: float) -> Iterator[Round]:
-    """The round of each token that passes in a row found for a stream; their last passes took equally long.
+    """One round for each token that consecutive passes decoded for a stream; each gets the same share of their time.
 
     Args:
         count: number of passes.
-        start_s: their start.
-        verify_s: their duration.
+        start_s: start of the first one.
+        verify_s: duration of all.
     """
     if count == 1:
         yield round_
@@ -58,8 +59,8 @@ def rounds_of(round_: Round, count: int, start_s: float, verify_s: float) -> Ite
 
 
 def join(sessions: SessionTable, session: Session, round_: Round) -> None:
-    """Keep a window that came for a stream: after those before it that it continues, else in their place. One without
-    tokens changes nothing.
+    """Keep a window for a stream: after the windows that it continues, or in place of windows that it does not continue.
+    A window without tokens changes nothing.
     """
     if not len(round_.window.ids):
         return
@@ -70,8 +71,9 @@ def join(sessions: SessionTable, session: Session, round_: Round) -> None:
 
 
 def joining(sessions: SessionTable, session: Session) -> Round | None:
-    """The windows that continue a stream's output, as one, cut to what is not decoded yet and to the largest window of
-    a pass; those before them are dropped, and all if one of them was wrong. None: there is none.
+    """The windows that continue a stream's output as one window, without the tokens that are decoded already and no
+    longer than the largest window of a pass. Windows before them are dropped, and all windows if one of them was wrong.
+    None: no window continues the output.
     """
     held = session.held
     while held:
@@ -94,8 +96,8 @@ def joining(sessions: SessionTable, session: Session) -> Round | None:
 
 
 def following(sessions: SessionTable, session: Session, round_: Round, now_s: float) -> Round | None:
-    """The round that begins, now that `round_` is judged, without another message of the UE: the one whose window came
-    ahead, if it is still valid, or the next one of a session that the target decodes alone.
+    """The round that begins after `round_` without another message of the UE: that of a window sent ahead which is still
+    valid, or the next one of a session that the target decodes alone. None: the UE has to send a window.
     """
     if session.held and not session.stream and (session.alone or session.held[0].number <= round_.number + 1):
         held = session.held[0]
@@ -112,7 +114,7 @@ def following(sessions: SessionTable, session: Session, round_: Round, now_s: fl
 
 
 def woken(sessions: SessionTable, session: Session, now_s: float) -> Round | None:
-    """The round that a window begins for which the target of a stream was waiting; None: it waits on, or did not."""
+    """The round that begins with a window for which the target of a stream was waiting; None: none begins."""
     if not session.paused:
         return None
     session.paused = False
@@ -120,7 +122,7 @@ def woken(sessions: SessionTable, session: Session, now_s: float) -> Round | Non
 
 
 def _begun(sessions: SessionTable, session: Session, number: int, now_s: float) -> Round | None:
-    """The next round of a session that the target decodes alone; None: it waits for a window now."""
+    """The next round of a session that the target decodes alone; None: the target waits for a window."""
     begun = joining(sessions, session) if session.stream else None
     if begun is None and session.waits:
         session.paused, session.last_round = True, number - 1

@@ -124,15 +124,16 @@ class Draft(Message, frozen=True):
     network_s: float = 0.0
     """Estimated time of the last round's messages on the link (WISP eq. 6); 0: not known."""
     guess: int | None = None
-    """Of a window sent ahead, before the verdict of the round before it: the last token of its prefix, which the BS is
-    expected to add after accepting all of that round's window. If it does not, the window is dropped. None: the verdict
-    is known. In a stream, windows have numbers of their own, and `base_len` may lie beyond the committed prefix if the
-    tokens between come in earlier windows: those that do not continue the output when their turn comes are dropped.
-    With `waits` it is the token before the window, so that one after a rejected token costs no pass; without, windows
-    after it may be right again."""
+    """Of a window sent before the verdict of the previous round: the last token of the prefix that it continues. The UE
+    expects the BS to add this token after accepting the previous window entirely; the BS drops the window otherwise.
+    None: the verdict was known.
+    In a stream, windows are numbered apart from rounds, and `base_len` may exceed the committed prefix by the tokens of
+    earlier windows. The BS drops a window that does not continue the output when its turn comes. With `waits`, `guess`
+    is the token before the window, and the window is dropped if the output has another token there; without `waits` it
+    is None, and only the window's own tokens are compared with the output."""
     waits: bool = False
-    """In a stream: whether the target shall wait for further windows once those that came are verified. The last window
-    that came counts; one without tokens says nothing else."""
+    """Of a window in a stream: the target waits for further windows after it has verified those that it has. The latest
+    window decides; a window without tokens only carries this flag."""
 
 
 class Hidden(Message, frozen=True):
@@ -241,11 +242,12 @@ class Verdict(Message, frozen=True):
     risk: float = 0.0
     """Risk that the response has spent so far under judge `budget`: −Σ ln(1 − p) over the kept mismatches."""
     base_len: int | None = None
-    """In a stream: length of the prefix that the round continued."""
+    """Of a round in a stream: length of the prefix that it continued; None elsewhere."""
     draft: int | None = None
-    """In a stream: number of the window that the pass verified, from its token after that prefix; None: none."""
+    """Of a round in a stream: number of the window with the first drafted token that the pass verified; None: no drafted
+    token was verified."""
     joined: int = 0
-    """In a stream: drafted tokens that the pass verified, of that window and of those after it."""
+    """Of a round in a stream: number of drafted tokens that the pass verified, of one window or more."""
 
 
 class Resync(Message, frozen=True):

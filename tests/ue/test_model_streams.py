@@ -178,7 +178,7 @@ def test_outputs_are_the_targets_own(
     drafter: str, window: int, alpha: float, rtt_ms: int, errors: float, tokens: int, end: int, lookahead: Ahead,
     stream: bool, draft_s: float,
 ) -> None:  # fmt: skip
-    """And none waits in vain: a wait would end with a timeout of 10 s."""
+    """No session waits for a message that never comes: such a wait would last 10 s."""
     ue = Ue(drafter, alpha, window, rtt_ms / 1e3, tokens, (end,), GREEDY, lookahead, stream, draft_s, 2)
     (records,), _ = serve([ue], errors)
     for found in records:
@@ -213,7 +213,7 @@ def test_sixteen_ues_of_all_kinds_at_once_with_little_room() -> None:
 def test_virtual_time_agrees_with_the_model_within_five_percent(
     rtt_s: float, chunk: int, alpha: float, draft_s: float
 ) -> None:
-    """With a fixed setting; the acceptance rate is the one that the run had."""
+    """The setting is fixed, and the model gets the acceptance rate measured in the run."""
     setting = StreamSetting(chunk, 8 * chunk, True)
     choice = FixedChoice(setting)
     ue = Ue(alpha=alpha, window=32, rtt_s=rtt_s, tokens=1000, draft_s=draft_s)
@@ -243,7 +243,9 @@ def test_windows_after_a_rejected_token_cost_no_pass() -> None:
 @pytest.mark.parametrize("rtt_s", [0.002, 0.05])
 @pytest.mark.parametrize("errors", [0.05, 1.0])
 def test_hybrids_are_no_slower_than_the_better_part(draft_s: float, rtt_s: float, errors: float) -> None:
-    """Of index, model with the best synchronous window, and the target alone: at most 2 % once the choice is made."""
+    """The parts are the index beside a target that does not wait, and the model with the best synchronous window. The
+    hybrid may be 2 % slower than the faster one.
+    """
     base = Ue(rtt_s=rtt_s, draft_s=draft_s, tokens=300, requests=2, window=16, lookahead=0)
     parts = [speed(base._replace(drafter="suffix"), errors)]
     parts += [speed(base._replace(drafter="model", stream=False, window=k), errors) for k in (2, 8)]

@@ -1,4 +1,4 @@
-"""Windows that join a stream, which the target decodes without waiting for them, or waiting as they ask."""
+"""Windows that join a stream: the target decodes without waiting for them, unless they ask it to wait."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from testbed.ue.drafters.index import IndexDrafter, IndexSequence
 
 
 class JoiningWindow(NamedTuple):
-    """A window that was sent, or is to be sent."""
+    """A window of a stream."""
 
     number: int
     base_len: int
-    """Length of the prefix that it continues, tokens of earlier windows included."""
+    """Length of the prefix that it continues, the tokens of earlier windows included."""
     ids: NDArray[np.int32]
     before: int
-    """The token before it."""
+    """The last token of that prefix."""
 
     @property
     def end(self) -> int:
-        """Length of the prefix with it."""
+        """Length of that prefix and the window together."""
         return self.base_len + len(self.ids)
 
 
 class JoiningWindows:
-    """Windows that join the stream of one request, and which of its tokens they foresaw.
+    """The windows of one request's stream that were sent and not yet verified.
 
-    Proposals continue the committed tokens. Those that go on from the windows that are away are sent as further
-    windows, whole ones only while one of those is not refuted; a token of the target that differs from the one foreseen
-    refutes them all.
+    A proposal continues the committed tokens. If it begins with the tokens that are away, the rest of it is sent as
+    further windows, and only in whole windows. A token of the target that differs from the drafted one at its place
+    makes all windows that are away void.
 
     Args:
-        index: proposes tokens after every committed one; None: only others do.
+        index: proposes tokens after every commit; None: there is no index.
         window: most tokens of a pass.
     """
 
@@ -45,20 +45,21 @@ class JoiningWindows:
         self._index, self.window = index, window
         self._sequence: IndexSequence | None = None
         self._last = self._length = self._numbers = self._lost = 0
-        """The last committed token, their count, and the numbers of the next window and the first that the BS keeps."""
+        """The last committed token, the count of committed tokens, the number of the next window, and the number of the
+        first window that the BS keeps."""
         self._sent: dict[int, JoiningWindow] = {}
         """Windows with tokens that are not committed yet, by their numbers."""
         self._foreseen: list[int] = []
-        """Tokens after the committed ones, as sent and not refuted."""
+        """Tokens of the windows that are away, after the committed ones; empty once one of them was wrong."""
 
     @property
     def most_ahead(self) -> int:
-        """Most tokens that are away."""
+        """Most tokens that may be away at once."""
         return MOST_JOINING * self.window
 
     @property
     def away(self) -> int:
-        """Tokens that are away and not refuted."""
+        """Number of tokens that are away and may still be right."""
         return len(self._foreseen)
 
     @property
@@ -76,14 +77,15 @@ class JoiningWindows:
         self._sequence = None if self._index is None else self._index.open(prompt)
 
     def reopened(self) -> None:
-        """The BS is to open the session anew, and loses the windows; verdicts about them may still arrive."""
+        """Forget the windows that are away: the BS opens the session anew; verdicts about them may still arrive."""
         self._lost, self._foreseen = self._numbers, []
 
     def draft(self, room: int, ends: Set[int], floor: int = 0) -> list[JoiningWindow]:
-        """Windows of the index to send now, for an output of `room` further tokens; none has a token that ends it.
+        """Windows of the index to send now; none contains a token that ends the output.
 
         Args:
-            floor: shortest match that counts, where it is more than the index's own.
+            room: number of tokens that the output may still get.
+            floor: least length of a match, if that is more than the index's own minimum.
         """
         if self._sequence is None or not self._free(self.window, room):
             return []
@@ -96,7 +98,7 @@ class JoiningWindows:
         """Windows of at most `size` tokens to send now, of tokens proposed after the committed ones.
 
         Args:
-            whole: whether a shorter one waits for more tokens; None: only while others are away.
+            whole: whether a window of fewer tokens is held back for more; None: while other windows are away.
         """
         ahead, places = len(self._foreseen), self._free(size, room)
         if not places or list(proposed[:ahead]) != self._foreseen:
@@ -112,7 +114,7 @@ class JoiningWindows:
         return JoiningWindow(self._numbers, self._length, np.zeros(0, np.int32), self._last)
 
     def _free(self, size: int, room: int) -> int:
-        """Windows of `size` tokens for which the BS has places."""
+        """Number of windows of `size` tokens for which the BS has places."""
         places = MOST_JOINING - sum(number >= self._lost for number in self._sent)
         ahead = len(self._foreseen)
         full = ahead + (size if ahead else 1) > min(MOST_JOINING * size, self.most_ahead) or ahead + 1 >= room
@@ -131,8 +133,8 @@ class JoiningWindows:
         """The drafted tokens that the pass of a verdict verified.
 
         Raises:
-            ProtocolError: a window that was not sent, or that does not go on from the committed prefix, or more tokens
-                than were sent.
+            ProtocolError: the verdict names a window that was not sent, or that does not continue the committed prefix,
+                or more tokens than were sent.
         """
         if verdict.draft is None:
             return np.zeros(0, np.int32)

@@ -1,4 +1,4 @@
-"""A model that drafts ahead of a stream."""
+"""A model's drafting ahead of a stream's verdicts."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from testbed.ue.pace import Pace
 from testbed.ue.windows.stream_choice import StreamChoice
 
 TURNS = 4
-"""Turns of the event loop in which a message that has arrived reaches the session that waits for it."""
+"""Turns of the event loop that a message which has arrived needs to reach the session."""
 
 
 class ModelAhead:
-    """A model's sequence that drafts on from its own tokens, while the target commits others or the same."""
+    """A model's sequence that continues its own tokens while the target commits the same or other ones."""
 
     def __init__(self, drafter: Drafter, choose: Choose | None, pace: Pace, clock: Clock, choice: StreamChoice) -> None:
         self._drafter, self._choose, self._pace, self._clock, self._choice = drafter, choose, pace, clock, choice
         self._sequence: DraftSequence | None = None
         self._prompt: list[int] = []
         self._drafted: list[DraftToken] = []
-        """Tokens after those that the sequence knows as committed."""
+        """Drafted tokens after those that the sequence holds as committed."""
         self._pending: list[int] = []
-        """Committed tokens after those."""
+        """Committed tokens after those that the sequence holds as committed."""
         self._right = True
-        """Whether the committed tokens that were drafted are as drafted."""
+        """Whether `_drafted` and `_pending` agree as far as both go."""
         self._paid = self._count = self._void = 0
-        """Committed tokens whose computation was paid for, and counts since the last look."""
+        """Committed tokens whose computation was paid for; drafted and void tokens since the last `counts`."""
         self._seconds = 0.0
         self.full = False
-        """Whether the drafter has no place for more tokens."""
+        """Whether the drafter's context is full."""
 
     def begin(self, prompt: list[int]) -> None:
-        """Set the prompt; its sequence is opened with the first token."""
+        """Set the prompt; the sequence is opened when the first token is drafted."""
         self._prompt = prompt
 
     @property
     def tokens(self) -> list[DraftToken]:
-        """Tokens drafted after the committed ones; none if those differ from what was drafted."""
+        """Drafted tokens that continue the committed ones; none if the target has committed other tokens."""
         return self._drafted[len(self._pending) :] if self._right else []
 
     @property
     def ahead(self) -> int:
-        """Number of those."""
+        """Number of `tokens`."""
         return max(0, len(self._drafted) - len(self._pending)) if self._right else 0
 
     def ended(self, ends: Set[int]) -> bool:
-        """Whether the last of those ends the output."""
+        """Whether the last of `tokens` ends the output."""
         return self.ahead > 0 and self._drafted[-1].id in ends
 
     def commit(self, ids: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class ModelAhead:
             self._pending.append(token)
 
     async def draft_one(self) -> bool:
-        """Draft a token; returns whether it goes on from the committed ones."""
+        """Draft a token; returns whether there are tokens that continue the committed ones."""
         try:
             await self._follow()
             start_s = self._clock.time()
@@ -82,7 +82,7 @@ class ModelAhead:
         return self.ahead > 0
 
     def counts(self) -> tuple[int, int, float]:
-        """Tokens drafted, tokens that became void, and seconds of drafting, since the last call."""
+        """Numbers of drafted and of void tokens, and the drafting time [s], since the last call."""
         found = self._count, self._void, self._seconds
         self._count, self._void, self._seconds = 0, 0, 0.0
         return found
@@ -93,7 +93,7 @@ class ModelAhead:
             self._sequence.close()
 
     async def _follow(self) -> None:
-        """Bring the sequence to the committed tokens, unless it has drafted them and goes on from there."""
+        """Roll the sequence back to the committed tokens, unless its drafted tokens agree with them and go beyond."""
         if self._sequence is None:
             text, self._pending = [*self._prompt, *self._pending], []
             drafter, choose = self._drafter, self._choose

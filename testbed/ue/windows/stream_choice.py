@@ -1,4 +1,4 @@
-"""What a model drafts for streams: given, or chosen by measured times and acceptance."""
+"""The setting of a stream that a model drafts for: fixed, or chosen from measured times and acceptance."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from testbed.protocols.messages import MOST_JOINING
 
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 LEAST_GAIN = 1.02
-"""Expected speed-up below which another setting is not taken, nor a model used at all."""
+"""Least expected speed-up for which the setting is changed, or the model used at all."""
 WARM_TOKENS = 16
 """Drafted tokens compared with the target's before the first choice."""
 AGAIN_TOKENS = 512
 """Committed tokens after which a model that did not pay is tried again."""
 KEEP_TOKEN, KEEP_PASS = 0.99, 0.9
-"""Weight of earlier tokens and passes in the averages."""
+"""Factors by which the weights of earlier tokens and passes shrink with every new one."""
 LINKS = 16
-"""Windows whose shortest time on the link counts: that of others includes a wait for the pass before."""
+"""Number of recent windows; the shortest of their times on the link counts, since the others include a wait for the
+previous pass."""
 CHOOSE_PASSES = 8
-"""Passes from one comparison of all settings to the next."""
+"""Number of passes between two comparisons of all settings."""
 CHANGE = 0.03
-"""Relative change of a time, or change of the acceptance rate, from which settings are compared anew."""
+"""Relative change of a time, or absolute change of the acceptance rate, that causes a new comparison."""
 
 
 class _Mean:
@@ -38,11 +39,12 @@ class _Mean:
 
 
 class StreamChoice:
-    """The setting of a model's windows in streams, and what was measured for it; serves all requests of a UE.
+    """Chooses the setting of the streams that a model drafts for, from measurements over all requests of a UE.
 
     Args:
         most: most drafted tokens of a pass.
-        alone: whether the target may decode without waiting, and the model be left out; otherwise it always waits.
+        alone: whether the target may decode without waiting for drafts, and the model may be unused; otherwise the
+            target always waits.
     """
 
     def __init__(self, most: int, alone: bool) -> None:
@@ -55,31 +57,37 @@ class StreamChoice:
         """Acceptance rate and times at the last choice."""
         self._setting: StreamSetting | None = StreamSetting(min(4, most), MOST_JOINING * min(4, most), not alone)
         self.trial = alone
-        """Whether the model drafts only to be compared with the target, which decodes alone."""
+        """Whether drafted tokens are only compared with the target's and not sent; the target decodes alone."""
 
     @property
     def setting(self) -> StreamSetting | None:
-        """What the model does now; None: nothing, the target decodes alone."""
+        """The current setting; None: the model does not draft, and the target decodes alone."""
         return self._setting
 
     # ------------------------------------------------------------ measurements
 
     def drafted(self, seconds: float) -> None:
-        """A token was drafted."""
+        """Record the drafting time of one token."""
         self._token.add(seconds)
 
     def compared(self, accepted: int, rejected: int) -> None:
-        """Drafted tokens were found to be the target's, and one, at most, not to be."""
+        """Record how many drafted tokens the target chose as well, and how many (at most one) it did not."""
         self._compared += accepted + rejected
         if accepted + rejected:
             self._accepted.add(accepted / (accepted + rejected), accepted + rejected)
 
     def linked(self, seconds: float) -> None:
-        """A window and its verdict were on the link for this long, or less."""
+        """Record an upper bound of the time that a window and its verdict spent on the link."""
         self._links_s.append(max(0.0, seconds))
 
     def passed(self, joined: int, seconds: float, committed: int) -> None:
-        """A pass over so many drafted tokens took this long at the BS, and committed tokens."""
+        """Record a verification pass.
+
+        Args:
+            joined: number of drafted tokens that it verified.
+            seconds: its time at the BS.
+            committed: number of tokens that it committed.
+        """
         self._committed += committed
         self._passes += 1
         if joined:

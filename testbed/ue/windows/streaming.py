@@ -1,4 +1,4 @@
-"""Drafting for a stream: an index proposes at once, and a model drafts on in a task of its own where that pays."""
+"""Drafting for a stream: an index proposes tokens at once, and a model drafts concurrently where that is faster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Join = Callable[[Sequence[JoiningWindow], bool], Awaitable[int]]
 
 @dataclass(frozen=True)
 class StreamParts:
-    """What drafts for a stream."""
+    """The drafters of a stream."""
 
     index: IndexDrafter | None
     model: Drafter | None
@@ -39,12 +39,12 @@ class StreamParts:
 def stream_parts(
     drafter: Drafter, protocol: RoundProtocol, policy: WindowPolicy, stream: bool, ahead: bool
 ) -> StreamParts | None:
-    """What drafts for the streams of a session; None: it has none, since its protocol draws or judges tokens, the BS
-    hints its windows, or its options ask for none.
+    """The drafters of a session's streams; None: the session has no streams, since its protocol samples or judges
+    tokens, the BS hints its windows, or its options ask for none.
 
     Args:
-        stream: whether an index, with a model or without, drafts for streams.
-        ahead: whether a model, with an index or without, drafts for streams.
+        stream: whether an index may draft for streams, alone or beside a model.
+        ahead: whether a model may draft for streams, alone or beside an index.
     """
     if protocol.sampled or protocol.judged or protocol.skips or isinstance(policy, Guided):
         return None
@@ -58,9 +58,9 @@ def stream_parts(
 class StreamDrafting:
     """Drafts for the stream of one request.
 
-    The model drafts on from its own tokens, in a task, as far ahead as `choice` says. Tokens of the index that are
-    away come first: the model begins again after them. A token that the target contradicts is drafted to its
-    end, as on a real device, and then dropped with those after it.
+    The model runs in a task of its own and drafts as many tokens ahead of the verdicts as `choice` allows. It pauses
+    while tokens of the index await their verdict. If the target rejects the token that the model is computing, the
+    computation is completed, as on a real device, and its result discarded.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class StreamDrafting:
         self._waiting = False
         """Whether the target was last told to wait."""
         self._new = True
-        """Whether no verdict has come."""
+        """Whether the first verdict is still awaited."""
         self._drafting_s = 0.0
-        """Time of this round before the window that it verified was sent."""
+        """Time from the previous verdict until the window that this round verified was sent."""
         self._sent_s: dict[int, float] = {}
-        """Times at which windows were sent, by the length of the prefix with them."""
+        """Times at which windows were sent, by `JoiningWindow.end`."""
 
     @property
     def window(self) -> int:
@@ -101,7 +101,7 @@ class StreamDrafting:
             self._model.begin(list(prompt))
 
     def reopened(self) -> None:
-        """The BS is to open the session anew, where the target does not wait."""
+        """Forget what the BS knew: it opens the session anew, in which the target does not wait."""
         self._windows.reopened()
         self._waiting = False
 
@@ -120,8 +120,15 @@ class StreamDrafting:
         self._wake.set()
 
     def verified(self, verdict: Verdict, seconds: float) -> NDArray[np.int32]:
-        """See `JoiningWindows.verified`; learns from the verdict, which came after a wait of so many seconds. Of the
-        first one, which has the prompt in it, only the time on the link counts.
+        """The drafted tokens that a verdict's pass verified; its times are recorded for the choice of the setting.
+
+        The first pass computes the prompt as well: only its time on the link is recorded.
+
+        Args:
+            seconds: time from the previous verdict to this one.
+
+        Raises:
+            ProtocolError: see `JoiningWindows.verified`.
         """
         ids = self._windows.verified(verdict)
         if self._new:
@@ -136,7 +143,7 @@ class StreamDrafting:
         return ids
 
     def recorded(self, record: RoundRecord) -> RoundRecord:
-        """The record of a round, with what was drafted since the one before."""
+        """The record of a round, completed with the tokens and the drafting time since the previous round."""
         sent, self._bytes = self._bytes, 0
         drafting_s, self._drafting_s = min(self._drafting_s, record.link_s), 0.0
         drafted, void, seconds = (0, 0, 0.0) if self._model is None else self._model.counts()
@@ -185,7 +192,7 @@ class StreamDrafting:
         return not model.full and model.ahead + 1 < self._room and not model.ended(self._ends)
 
     async def _offer(self, model: ModelAhead) -> None:
-        """Send what the model drafted, once it fills a chunk or nothing can follow it."""
+        """Send drafted tokens of the model once they fill a chunk, or if no token can follow them."""
         setting, tokens = self._choice.setting, model.tokens
         if setting is None or self._choice.trial or not (new := tokens[self._windows.away :]):
             return
@@ -206,14 +213,14 @@ class StreamDrafting:
             self._bytes += await self._join(windows, waits)
 
     def _waits(self) -> bool:
-        """Whether the target shall wait after what is sent now: the model will draft on from there."""
+        """Whether the target is to wait for more windows after those sent now, since the model continues them."""
         setting = self._choice.setting
         if self._model is None or setting is None or not setting.waits:
             return False
         return self._can_draft(self._model) and self._windows.away + 1 < self._room
 
     async def _tell(self, model: ModelAhead) -> None:
-        """Let the target wait, or go on where it would wait in vain."""
+        """Tell the target to wait, or to go on if no window would come."""
         waits = self._waits() and (self._windows.away > 0 or self._may_draft(model))
         if waits != self._waiting:
             async with self._lock:

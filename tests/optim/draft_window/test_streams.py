@@ -60,7 +60,7 @@ def test_a_faster_device_a_shorter_link_and_better_drafts_are_never_slower() -> 
 
 
 def test_the_place_ahead_is_used_up_over_a_long_link() -> None:
-    """At 400 ms a chunk of one token with eight places idles; larger chunks do not."""
+    """At 400 ms, eight chunks of one token do not fill the link, so that the UE waits; larger chunks fill it."""
     times = JETSON._replace(link_s=0.4)
     small, large = (stream_token_s(StreamSetting(size, 8 * size, True), 0.95, times, 32) for size in (1, 4))
     assert large < 0.8 * small
