@@ -120,8 +120,8 @@ Lookahead = Annotated[
     option(
         "1: draft and send the next window while the verdict is on its way (greedy, coupled, fh, sh). 0: wait for the "
         "verdict. stream: draft on, and send chunks of at most K tokens, which the target waits for (greedy, coupled; "
-        "others as 1). auto: as it pays, by measured times and acceptance; without --no-stream, the target may go on "
-        "alone.",
+        "others as 1). auto: chosen from measured times and acceptance, together with windows or chunks of at most K "
+        "tokens; without --no-stream, the target may go on alone (greedy, coupled).",
         least=0, most=1, none="auto", metavar="0|1|stream|auto", panel="Protocol",
     ),
 ]  # fmt: skip

@@ -1,5 +1,5 @@
 """Streams, which the target decodes without a message for each round: how many tokens a call of the engine decodes, the
-rounds made of them, and the windows that join. Also decides whether a round follows another without a message of the UE.
+rounds made of them, and windows that join. Also whether a round follows another without a message of the UE.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MOST_AHEAD = 7
 
 def ahead(session: Session, round_: Round) -> int:
     """Number of further tokens that a stream may decode in the same call of the engine. There are none before its first
-    token, which is sent at once; after a window; where the target waits for windows or draws tokens; and where a speed is
-    guaranteed, since its scheduler plans every pass.
+    token, which is sent at once; after a window; where the target waits for windows or draws tokens; and where a speed
+    is guaranteed, since its scheduler plans every pass.
     """
     waits = session.waits or not session.got or len(round_.window.ids)
     if not session.alone or waits or session.drawn or session.speed_tps is not None:
@@ -59,7 +59,8 @@ def rounds_of(round_: Round, count: int, start_s: float, verify_s: float) -> Ite
 
 
 def join(sessions: SessionTable, session: Session, round_: Round) -> None:
-    """Keep a window for a stream: after the windows that it continues, or in place of windows that it does not continue.
+    """Keep a window for a stream: after the windows that it continues, or in place of those that it does not continue.
+
     A window without tokens changes nothing.
     """
     if not len(round_.window.ids):
@@ -96,8 +97,8 @@ def joining(sessions: SessionTable, session: Session) -> Round | None:
 
 
 def following(sessions: SessionTable, session: Session, round_: Round, now_s: float) -> Round | None:
-    """The round that begins after `round_` without another message of the UE: that of a window sent ahead which is still
-    valid, or the next one of a session that the target decodes alone. None: the UE has to send a window.
+    """The round that begins after `round_` without another message of the UE: that of a valid window sent ahead, or the
+    next one of a session that the target decodes alone. None: the UE has to send a window.
     """
     if session.held and not session.stream and (session.alone or session.held[0].number <= round_.number + 1):
         held = session.held[0]

@@ -244,8 +244,7 @@ class Verdict(Message, frozen=True):
     base_len: int | None = None
     """Of a round in a stream: length of the prefix that it continued; None elsewhere."""
     draft: int | None = None
-    """Of a round in a stream: number of the window with the first drafted token that the pass verified; None: no drafted
-    token was verified."""
+    """Of a round in a stream: number of the first window of which the pass verified tokens; None: it verified none."""
     joined: int = 0
     """Of a round in a stream: number of drafted tokens that the pass verified, of one window or more."""
 

@@ -28,6 +28,7 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.lookahead import Lookahead, lookahead_of
 from testbed.ue.windows.stream_choice import StreamChoice
 
 
@@ -157,6 +158,7 @@ class JobRunner:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._policies: dict[str, WindowPolicy] = {}
+        self._choosers: dict[str, Lookahead] = {}
         alone = setting.stream and setting.lookahead != "stream"
         self._streams = StreamChoice(setting.policy.max_window, alone)
         sizes = quantised(setting.sizes or Sizes(setting.drafter.hidden_size), setting.hidden_bits)
@@ -242,11 +244,17 @@ class JobRunner:
             lookahead=lookahead,
             stream=setting.stream and client is setting.clients.link,
             streams=self._streams if client is setting.clients.link else None,
+            chooser=self._chooser(choice.kind) if client is setting.clients.link else None,
         )
 
     def _policy(self, kind: str) -> WindowPolicy:
         """The window policy of one protocol, or of `colocated`; each learns from its own rounds only."""
         return self._policies.setdefault(kind, self._setting.policy.fresh())
+
+    def _chooser(self, kind: str) -> Lookahead:
+        """What chooses lookahead and window of one protocol's rounds; it learns from all requests of the run."""
+        made = lookahead_of(self._setting.lookahead, not PROTOCOLS[kind].sampled, self._setting.policy)
+        return self._choosers.setdefault(kind, made)
 
     async def _choose(self) -> Choice:
         """The protocol that `auto` chooses for the next request."""

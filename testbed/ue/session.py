@@ -26,7 +26,7 @@ from testbed.ue.pace import REAL_TIME, Pace
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session_drafter import WindowDrafter
 from testbed.ue.windows.base import Guided, WindowPolicy
-from testbed.ue.windows.lookahead import Lookahead
+from testbed.ue.windows.lookahead import Lookahead, lookahead_of
 from testbed.ue.windows.stream_choice import StreamChoice
 from testbed.ue.windows.streaming import StreamDrafting, stream_parts
 
@@ -44,10 +44,11 @@ class DecodingSession:
         seed: seed of the request's random numbers.
         hidden_bits: bits per element of uploaded hidden states.
         speed_tps, accept_slower: tokens/s that the BS must guarantee, None: none; whether to take the speed it offers.
-        lookahead: windows sent before a verdict, 0 or 1; None: as it pays. "stream": of protocols that neither sample
-            nor judge, drafts without rounds; of others, 1. Protocols that sample never look ahead.
+        lookahead: windows sent before a verdict, 0 or 1; None: chosen. Protocols that sample never look ahead.
+            "stream": drafts without rounds, where `stream_parts` has drafters; elsewhere 1.
         stream: windows join the output of a target that does not wait for them, where `stream_parts` has drafters.
-        streams: what a model drafts for streams, with "stream" and None; None: models look ahead by 1 at most.
+        streams: chooses what a model drafts for streams, with "stream" and None; None: models have no streams.
+        chooser: chooses lookahead and window of rounds over several requests; None: for this request alone.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class DecodingSession:
         lookahead: Ahead = 0,
         stream: bool = False,
         streams: StreamChoice | None = None,
+        chooser: Lookahead | None = None,
     ) -> None:
-        self._client, self._drafter, self._protocol = client, drafter, protocol
-        self._threshold, self._csi, self._clock = threshold, csi, client.clock
+        self._client, self._drafter, self._protocol, self._clock = client, drafter, protocol, client.clock
+        self._threshold, self._csi, self._speed_tps, self._accept_slower = threshold, csi, speed_tps, accept_slower
         self._choice, self._sampling, self._seed, self._hidden_bits = choice, sampling, seed, hidden_bits
         choose = DraftSampler(sampling, seed) if protocol.sampled else sampling.coupling(seed)
         sure = 1 - threshold if protocol.skips and threshold > 0 else None
         self._windows = WindowDrafter(drafter, policy, choose, pace, hidden_bits, sure)
-        self._speed_tps, self._accept_slower = speed_tps, accept_slower
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
         self._hints = policy if isinstance(policy, Guided) else None
         parts = stream_parts(drafter, protocol, policy, stream, streams is not None and lookahead in (None, "stream"))
@@ -84,7 +85,7 @@ class DecodingSession:
         self._alone = off or parts is not None
         self._number = client.new_session()
         self._exchanges = SessionExchanges(client, self._number, self._open, self._refused, protocol.reveal)
-        self._lookahead = Lookahead(0 if protocol.sampled else 1 if lookahead == "stream" else lookahead)
+        self._lookahead = chooser or lookahead_of(lookahead, not protocol.sampled, policy)
         self._next = self._void_bytes = 0
         """Number of the next window, and bytes of the one that the last verdict made void."""
         self._ahead: asyncio.Task[None] | None = None
@@ -161,7 +162,7 @@ class DecodingSession:
         """The next window, drafted after the verdict of the one before it."""
         await self._windows.catch_up(self._committed)
         csi, start_s = self._csi(), self._clock.time()
-        drafted = await self._windows.draft(self._next, room, self._ends)
+        drafted = await self._windows.draft(self._next, self._lookahead.room(room), self._ends)
         return self._outgoing(drafted, len(self._committed), (begun_s, start_s), csi)
 
     def _outgoing(
@@ -196,7 +197,7 @@ class DecodingSession:
     async def _look_ahead(self, away: OutgoingWindow, room: int) -> None:
         """Draft the window after one that is away, for an output of `room` further tokens, and send it."""
         start_s = self._clock.time()
-        drafted = await self._windows.draft_ahead(away.drafted, room, self._ends)
+        drafted = await self._windows.draft_ahead(away.drafted, self._lookahead.room(room), self._ends)
         if drafted is not None:
             base_len = away.draft.base_len + len(away.drafted.ids) + 1
             times_s = (start_s, start_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ class Ue(NamedTuple):
     alpha: float = 0.8
     lookahead: int | None = 1
     rtt_s: float = 0.1
+    uplink_mbps: float = math.inf
     tokens: int = TOKENS
     hinted: bool = False
     ends: tuple[int, ...] = ()
@@ -64,8 +66,8 @@ def serve(
     """Decode with all UEs at once, in virtual time."""
 
     async def decode(bs: VirtualStation, deployment: VirtualDeployment, number: int, ue: Ue) -> RequestRecord:
-        way = constant(delay_s=ue.rtt_s / 2)
-        client = bs.connect((Direction(way), Direction(way)))
+        up, down = constant(ue.uplink_mbps, ue.rtt_s / 2), constant(delay_s=ue.rtt_s / 2)
+        client = bs.connect((Direction(up), Direction(down)))
         await client.connect("", VOCAB)
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=ue.alpha, hidden_size=8, seed=number)
         policy: WindowPolicy = Hinted(FixedWindow(ue.window)) if ue.hinted else FixedWindow(ue.window)
@@ -178,6 +180,27 @@ def test_auto_looks_ahead_where_it_pays(rtt_s: float, alpha: float, chosen: int)
     assert choices[:3] == [1, 1, 1] and choices[20:].count(chosen) > 0.8 * len(choices[20:])
     times_s = [serve([Ue(window=3, alpha=alpha, rtt_s=rtt_s, tokens=200, lookahead=one)])[0][0] for one in (0, 1)]
     assert found.latency_s <= 1.03 * min(one.latency_s for one in times_s)
+
+
+@pytest.mark.parametrize("kind", ["fh", "sh", "rejection"])
+@pytest.mark.parametrize(("rtt_s", "alpha"), [(0.02, 0.5), (0.1, 0.9), (0.4, 0.9)])
+def test_auto_chooses_the_window_as_well(kind: str, rtt_s: float, alpha: float) -> None:
+    """An uplink of 0.1 Mbit/s needs 1.3 ms for the hidden states of a token; those of the synthetic pair are small."""
+    sampling = Sampling(0.8) if kind == "rejection" else GREEDY
+    ue = Ue(kind, 16, alpha, None, rtt_s, 0.1, tokens=400, sampling=sampling)
+    (found,), _ = serve([ue])
+    fixed = [
+        serve([ue._replace(window=window, lookahead=lookahead)])[0][0].latency_s
+        for window in (1, 2, 4, 8, 16)
+        for lookahead in (0, 1)
+    ]
+    assert found.latency_s <= 1.04 * min(fixed)
+
+
+def test_a_slow_uplink_makes_windows_shorter() -> None:
+    found = [serve([Ue("fh", 32, 0.9, None, 0.1, mbps, tokens=400)])[0][0].rounds[20:] for mbps in (0.01, 10.0)]
+    narrow, wide = (sum(record.drafted for record in rounds) / len(rounds) for rounds in found)
+    assert narrow < 0.8 * wide
 
 
 def test_windows_ahead_that_a_full_bs_refuses_are_sent_after_the_verdict() -> None:
