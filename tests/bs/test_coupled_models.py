@@ -18,6 +18,7 @@ from testbed.bs.engines.registry import load_engine
 from testbed.models.bundle import bundled
 from testbed.noise import exponentials
 from testbed.protocols import protocol
+from testbed.protocols.methods import Ahead
 from testbed.protocols.sampling import Coupling, Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
@@ -26,6 +27,7 @@ from testbed.ue.prompts import Prompter
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 from tests.support.sampled import Ids, Rows, chances, p_value, reference, rows
@@ -33,6 +35,7 @@ from tests.support.stations import client, station
 
 PROMPT = [7, 30, 200, 11, 5]
 HOW = Sampling(2.0, 40, 0.97, coupled=True)
+LOOKAHEADS: tuple[Ahead, ...] = (0, 1, "stream", None)
 
 
 def own_sample(model: Reference, seed: int, length: int) -> list[int]:
@@ -69,16 +72,17 @@ async def test_outputs_are_the_targets_own_sample(
     accepted = 0
     async with connected(engine) as connection:
         for seed, name in enumerate(("coupled", "fh", "sh")):
-            for lookahead in (0, 1):
+            for lookahead in LOOKAHEADS:
                 session = DecodingSession(
-                    connection, drafter, protocol(name), FixedWindow(5), sampling=HOW, seed=seed, lookahead=lookahead
-                )
+                    connection, drafter, protocol(name), FixedWindow(5), sampling=HOW, seed=seed, lookahead=lookahead,
+                    streams=StreamChoice(5, alone=lookahead is None),
+                )  # fmt: skip
                 record = await session.decode(PROMPT, 24, ())
                 assert record.token_ids == own_sample(references["qwen3"], seed, 24)
                 accepted += sum(r.accepted for r in record.rounds)
             alone = await decode_remotely(connection, PROMPT, 24, (), sampling=HOW, seed=seed)
             assert alone.token_ids == record.token_ids
-    assert accepted > 60 if same else accepted < 60
+    assert accepted > 100 if same else accepted < 100
     engine.close()
     drafter.close()
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
-from testbed.protocols.methods import run_method
+from testbed.protocols.methods import Ahead, run_method
 from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -17,6 +17,7 @@ from testbed.ue.exchange import SILENCE_S
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.postman import AS_IT_IS, Letter, Order, postman
 from tests.support.stations import VOCAB, client, station
 
@@ -24,14 +25,15 @@ METHODS = (*PROTOCOLS, TARGET_ONLY)
 AHEAD = tuple(kind for kind, one in PROTOCOLS.items() if not one.sampled)
 
 
-async def decode(ue: Client, method: str, lookahead: int = 0) -> list[int]:
+async def decode(ue: Client, method: str, lookahead: Ahead = 0) -> list[int]:
     if method == TARGET_ONLY:
         return (await decode_remotely(ue, [3, 1, 4], 24, ())).token_ids
     sampling = run_method(method).sampling(Sampling(0.8))
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
     session = DecodingSession(
-        ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5, lookahead=lookahead
-    )
+        ue, drafter, protocol(method), FixedWindow(4), sampling=sampling, seed=5, lookahead=lookahead,
+        streams=StreamChoice(4, alone=lookahead is None),
+    )  # fmt: skip
     return (await session.decode([3, 1, 4], 24, ())).token_ids
 
 
@@ -68,11 +70,13 @@ async def test_windows_and_verdicts_that_later_ones_overtake_change_nothing(monk
     assert sum(fault.happened for fault in between.faults) > 10
 
 
+@pytest.mark.parametrize("lookahead", [1, "stream", None])
 @pytest.mark.parametrize("seed", range(4))
 async def test_with_lookahead_any_message_may_be_lost_doubled_or_overtaken(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, lookahead: Ahead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("testbed.ue.exchange.RESEND_S", 0.05)
+    monkeypatch.setattr("testbed.ue.exchange.SILENCE_S", 0.1)
     monkeypatch.setattr("tests.support.postman.FLUSH_S", 0.3)
     dice = random.Random(f"ahead/{seed}")
 
@@ -87,7 +91,7 @@ async def test_with_lookahead_any_message_may_be_lost_doubled_or_overtaken(
         between.decide = decide
         async with client(between.address, timeout_s=30.0) as ue:
             for _ in range(2):
-                assert await asyncio.gather(*(decode(ue, method, 1) for method in AHEAD)) == quiet
+                assert await asyncio.gather(*(decode(ue, method, lookahead) for method in AHEAD)) == quiet
         assert bs._intake.sessions.held.windows <= len(bs._intake.sessions)
     assert sum(fault.happened for fault in between.faults) > 20
 

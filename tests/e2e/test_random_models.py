@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import PROTOCOLS, TARGET_ONLY, protocol
+from testbed.protocols.methods import Ahead
 from testbed.protocols.sampling import Sampling
 from testbed.ue.client import Client
 from testbed.ue.llama.drafter import LlamaDrafter
@@ -30,12 +32,14 @@ from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.models import TOKENS
 from tests.support.reference import Reference
 
 BLOCK = 32
 """vLLM's KV block on a CPU."""
 TOKENS_OUT = 24
+LOOKAHEADS: tuple[Ahead, ...] = (0, 1, "stream", None)
 
 
 class Site(NamedTuple):
@@ -85,6 +89,7 @@ class Job(NamedTuple):
     window: int
     prompt: list[int]
     tokens: int = TOKENS_OUT
+    lookahead: Ahead = 0
 
 
 async def answered(site: Site, job: Job, timeout_s: float = 60.0) -> RequestRecord:
@@ -95,16 +100,19 @@ async def answered(site: Site, job: Job, timeout_s: float = 60.0) -> RequestReco
         if job.kind == TARGET_ONLY:
             return await decode_remotely(client, job.prompt, job.tokens, welcome.end_ids)
         session = DecodingSession(
-            client, site.drafter, protocol(job.kind), FixedWindow(job.window), lookahead=job.window % 2
-        )
+            client, site.drafter, protocol(job.kind), FixedWindow(job.window), lookahead=job.lookahead,
+            streams=StreamChoice(job.window, alone=job.lookahead is None),
+        )  # fmt: skip
         return await session.decode(job.prompt, job.tokens, welcome.end_ids)
     finally:
         await client.close()
 
 
 async def decode(site: Site, kind: str, window: int, prompts: Sequence[list[int]]) -> list[RequestRecord]:
-    """All prompts at once, each by a UE with a connection of its own."""
-    return list(await asyncio.gather(*(answered(site, Job(kind, window, prompt)) for prompt in prompts)))
+    """All prompts at once, each by a UE with a connection of its own and the next lookahead."""
+    aheads = itertools.cycle(LOOKAHEADS)
+    jobs = [Job(kind, window, prompt, lookahead=ahead) for prompt, ahead in zip(prompts, aheads, strict=False)]
+    return list(await asyncio.gather(*(answered(site, job) for job in jobs)))
 
 
 KINDS = [*PROTOCOLS, TARGET_ONLY]
@@ -141,11 +149,12 @@ def test_coupled_samples_are_those_of_target_only(site: Site, how: Sampling) -> 
     assert any(found[0] != site.reference.greedy(ids(20 + i, 900 + i), TOKENS_OUT) for i, found in enumerate(outputs))
 
 
+@pytest.mark.parametrize("kind", ["greedy", "sh"])
 @pytest.mark.parametrize("window", [1, 2, 7, 31, 64])
-def test_windows(site: Site, window: int) -> None:
+def test_windows_with_every_lookahead(site: Site, kind: str, window: int) -> None:
     prompt = ids(50, 100)
-    (record,) = asyncio.run(decode(site, "sh", window, [prompt]))
-    assert record.token_ids == site.reference.greedy(prompt, TOKENS_OUT)
+    for record in asyncio.run(decode(site, kind, window, [prompt] * len(LOOKAHEADS))):
+        assert record.token_ids == site.reference.greedy(prompt, TOKENS_OUT)
 
 
 def test_a_prompt_seen_before(site: Site) -> None:
@@ -168,7 +177,10 @@ def mixed(jobs: int, seed: int, tokens: int = TOKENS_OUT) -> list[Job]:
     """Requests of all kinds, windows from 1 to 31, prompts short, long and at the boundary of a block."""
     windows = (1, 4, 8, 31)
     prompts = [ids(LENGTHS[i % len(LENGTHS)], seed + i) for i in range(jobs)]
-    return [Job(KINDS[i % len(KINDS)], windows[i % len(windows)], prompt, tokens) for i, prompt in enumerate(prompts)]
+    return [
+        Job(KINDS[i % len(KINDS)], windows[i % len(windows)], prompt, tokens, LOOKAHEADS[i // 2 % len(LOOKAHEADS)])
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def test_sixteen_ues_of_all_kinds_at_once(site: Site) -> None:

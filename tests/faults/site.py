@@ -17,12 +17,12 @@ from typing import Any
 from testbed.experiments.runs.processes import PARENT
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.synthetic import next_token
-from tests.support.faulty_ue import PROMPTS, SAMPLED, STREAM, TOKENS, VOCAB, prompt_of
+from tests.support.faulty_ue import PROMPTS, SAMPLED, STREAMS, TOKENS, VOCAB, prompt_of
 from tests.support.postman import Postman, postman
 
 READY_S = 240.0
 STOP_S = 150.0
-METHODS = (*PROTOCOLS, TARGET_ONLY, STREAM)
+METHODS = (*PROTOCOLS, TARGET_ONLY, *STREAMS)
 SYNTHETIC = ("--engine", "synthetic")
 ROOT = Path(__file__).resolve().parents[2]
 Job = tuple[str, int]

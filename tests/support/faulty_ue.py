@@ -23,21 +23,24 @@ from testbed.protocols.greedy import Greedy
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.dial import dial
-from testbed.ue.drafters.base import Drafter
+from testbed.ue.drafters.hybrid import HybridDrafter
+from testbed.ue.drafters.index import IndexDrafter
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.load_drafter import DrafterOptions, load_drafter
 from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.stream_choice import StreamChoice
 
 VOCAB = 512
 """Vocabulary of the synthetic engine."""
 PROMPTS = 5
 TOKENS = 24
 SAMPLED = ("rejection", "split")
-STREAM = "stream"
-"""Greedy in a stream that windows of `suffix` join; it drafts what earlier requests of the process were answered."""
+STREAMS = {"stream": 0, "model-stream": "stream", "hybrid-stream": None}
+"""Methods that are greedy in streams, and their lookahead. The first drafts with `suffix`, which copies what earlier
+requests of the process were answered, the second with a model, for which the target waits, the third with both."""
 MEMORY_TOKENS = 1024
 JUMP_S = 1.0
 
@@ -64,22 +67,25 @@ def prompt_of(number: int) -> list[int]:
     return [number + 1, 7 * number % VOCAB, 3, 1, 4]
 
 
-async def decode(client: Client, method: str, number: int, token_s: float, index: Drafter) -> list[int]:
+async def decode(client: Client, method: str, number: int, token_s: float, index: IndexDrafter) -> list[int]:
     """One output; `index` drafts in streams."""
     prompt = prompt_of(number)
     if method == TARGET_ONLY:
         return (await decode_remotely(client, prompt, TOKENS, ())).token_ids
     sampling = Sampling(0.8) if method in SAMPLED else GREEDY
+    model = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+    drafters = {"stream": index, "hybrid-stream": HybridDrafter(index, model)}
     session = DecodingSession(
         client,
-        index if method == STREAM else SyntheticDrafter(vocab_size=VOCAB, alpha=0.7),
-        protocol(Greedy.kind if method == STREAM else method),
+        drafters.get(method, model),
+        protocol(Greedy.kind if method in STREAMS else method),
         FixedWindow(4),
         pace=ConstantPace(client.clock, token_s),
         sampling=sampling,
         seed=number,
-        lookahead=number % 2,
-        stream=method == STREAM,
+        lookahead=STREAMS.get(method, number % 2),  # type: ignore[arg-type]
+        stream=method in STREAMS,
+        streams=StreamChoice(4, alone=STREAMS[method] is None) if method in STREAMS else None,
     )
     return (await session.decode(prompt, TOKENS, ())).token_ids
 
@@ -103,6 +109,7 @@ async def work(orders: Orders) -> None:
     jobs = jobs_of(orders)
     wall_s = time.time() - time.monotonic()
     index = load_drafter("suffix", DrafterOptions(VOCAB, memory_tokens=MEMORY_TOKENS))
+    assert isinstance(index, IndexDrafter)
 
     async def worker() -> None:
         nonlocal wall_s

@@ -19,7 +19,7 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.errors import LinkTimeout, ModelError
 from testbed.protocols import TARGET_ONLY, protocol
-from testbed.protocols.methods import run_method
+from testbed.protocols.methods import Ahead, run_method
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
 from testbed.ue import failover
@@ -29,6 +29,7 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.heads import random_head
 from tests.support.relay import Relay, relay
 from tests.support.stations import VOCAB, station
@@ -117,15 +118,16 @@ async def decode(
     progress: Any = None,
     prompt: list[int] = PROMPT,
     theta: float = 0.0,
-    lookahead: int = 0,
+    lookahead: Ahead = 0,
 ) -> Any:
     if method == TARGET_ONLY:
         return await decode_remotely(client, prompt, length, (), progress)
     drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
     sampling = run_method(method).sampling(Sampling(0.8))
     session = DecodingSession(
-        client, drafter, protocol(method), FixedWindow(4), theta, sampling=sampling, seed=7, lookahead=lookahead
-    )
+        client, drafter, protocol(method), FixedWindow(4), theta, sampling=sampling, seed=7, lookahead=lookahead,
+        streams=StreamChoice(4, alone=lookahead is None),
+    )  # fmt: skip
     return await session.decode(prompt, length, (), progress)
 
 
@@ -144,9 +146,13 @@ async def test_the_first_serves_while_it_is_there() -> None:
         ("greedy", 1),
         ("sh", 1),
         ("coupled", 1),
+        *((one, ahead) for one in ("greedy", "coupled") for ahead in ("stream", None)),
     ],
 )
-async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_back(method: str, lookahead: int) -> None:
+async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_back(
+    method: str, lookahead: Ahead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.ue.exchange.SILENCE_S", 0.5)
     async with site() as where, roaming(where) as client:
         before = (await decode(client, method, 40, lookahead=lookahead)).token_ids
         rounds: list[int] = []
