@@ -8,6 +8,7 @@ from typing import Protocol
 from testbed.bs.closing import SessionCloser
 from testbed.bs.intake import Intake
 from testbed.bs.judging.base import Judge
+from testbed.bs.observer import Observer
 from testbed.bs.pending import Round
 from testbed.bs.room import Load
 from testbed.bs.sessions import Key, Session
@@ -59,11 +60,12 @@ class Dispatcher:
         rounds: RoundHandler,
         closer: SessionCloser,
         target_bytes: Callable[[Session, Round], int],
+        observer: Observer,
     ) -> None:
         """`target_bytes`: see `Round.target_bytes`."""
         self._link, self._intake, self._sessions = link, intake, intake.sessions
         self._judge, self._clock, self._rounds, self._closer = judge, clock, rounds, closer
-        self._target_bytes = target_bytes
+        self._target_bytes, self._observer = target_bytes, observer
 
     async def receive(self) -> None:
         """Handle messages until cancelled; what breaks the protocol is answered with `Fault`."""
@@ -129,6 +131,7 @@ class Dispatcher:
     async def _draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> Message | None:
         arrived_s = self._clock.time()
         taken = self._intake.draft(peer, message, packet.arrays, self._rounds.load)
+        self._note_ahead(peer, packet, message)
         if isinstance(taken, Message):
             return taken
         if isinstance(taken, list):
@@ -147,6 +150,11 @@ class Dispatcher:
                 self._rounds.begin(session, round_)
         self._wake(peer, message, arrived_s)
         return None
+
+    def _note_ahead(self, peer: bytes, packet: Packet[Message], message: Draft) -> None:
+        session = self._sessions.get((peer, message.session))
+        if session is not None and (session.stream or message.guess is not None) and "ids" in packet.arrays:
+            self._observer.came_ahead(session, packet.arrays["ids"].size, message.draft_s)
 
     def _wake(self, peer: bytes, message: Draft, now_s: float) -> None:
         """Go on with a stream that waited for a window."""

@@ -37,6 +37,14 @@ class FinishedPass(NamedTuple):
 class Observer:
     """Informed of every round and pass, on the server's event loop: calls must be short. This one ignores them."""
 
+    def came_ahead(self, session: Session, tokens: int, draft_s: float) -> None:
+        """A window arrived that was sent before the verdict of the previous round, or for a stream.
+
+        Args:
+            tokens: its length.
+            draft_s: drafting time since the previous such window, as its `Draft` states it.
+        """
+
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
         """A round was committed; its verdict is about to be sent."""
 
@@ -79,6 +87,12 @@ class RoundNote(NamedTuple):
     """Candidates that the judge kept."""
     batch: int
     """Requests of the pass that verified it."""
+    ahead: int
+    """Tokens of windows that came ahead since the session's last note."""
+    used: int
+    """Tokens of such windows that the pass verified."""
+    overlap_s: float
+    """Drafting time, and without streams link time, that passed before the verdict of the previous round."""
     tokens: Sequence[int]
     """Committed since the session's last note; empty unless text is shown."""
     marks: str
@@ -115,7 +129,7 @@ class SessionRow(NamedTuple):
     protocol: str
     state: str
     """ue: drafting, or on the link; bs: waiting for the engine, or in a pass; hidden: the BS waits for hidden states;
-    alone: the target decodes without drafts."""
+    alone: the target decodes without drafts; stream: it decodes, and windows join; waits: it waits for such windows."""
     threshold: float
     promise_tps: float | None
     begun_s: float | None
@@ -132,6 +146,14 @@ class SessionRow(NamedTuple):
     """Window hinted last; -1: none."""
     csi: Csi | None
     """Channel state of its last window."""
+    ahead: int
+    """Tokens of windows that came ahead."""
+    used: int
+    """Those of them that passes verified."""
+    void: int
+    """Those of them that were dropped without a pass."""
+    overlap_s: float
+    """Sum over its rounds, see `RoundNote.overlap_s`."""
 
 
 class RecentActivity(msgspec.Struct, array_like=True, frozen=True):
@@ -162,3 +184,6 @@ class RoundSums(NamedTuple):
     """Histogram of times at the BS over `recent.BOUNDS_S`; the last bin holds those beyond."""
     time_s: float
     """Sum of these times."""
+    ahead: int = 0
+    used: int = 0
+    overlap_s: float = 0.0

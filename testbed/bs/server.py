@@ -77,7 +77,9 @@ class BaseStation:
             link, intake.sessions, self._queue, runner, windows, self._observer, self._metrics, self._ledger, self._wake
         )
         self._long = LongRounds(self._acceptance, intake, runner, self._closer, clock)
-        self._dispatcher = Dispatcher(link, intake, judge, clock, self, self._closer, self._long.target_bytes)
+        self._dispatcher = Dispatcher(
+            link, intake, judge, clock, self, self._closer, self._long.target_bytes, self._observer
+        )
 
     @property
     def rounds(self) -> int:

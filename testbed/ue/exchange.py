@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from testbed.channel.csi import single
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, unpack_positions
@@ -159,14 +160,25 @@ class SessionExchanges:
         window.sent_bytes += sent
         return took_s, sent
 
-    async def join(self, windows: Iterable[JoiningWindow], waits: bool) -> int:
-        """Send windows that may join a stream, once, and whether the target waits after them; returns their bytes."""
-        sent_bytes = 0
+    async def join(
+        self, windows: Iterable[JoiningWindow], waits: bool, draft_s: float = 0.0, network_s: float = 0.0
+    ) -> int:
+        """Send windows that may join a stream, once; returns their bytes.
+
+        Args:
+            waits: whether the target waits for more windows after them.
+            draft_s: drafting time since the last call.
+            network_s: see `Draft.network_s`.
+        """
+        sent_bytes, network_s = 0, single(network_s)
         for one in windows:
             self._unanswered += 1
-            before = one.before if waits else None
-            draft = Draft(session=self._number, round=one.number, base_len=one.base_len, guess=before, waits=waits)
+            draft = Draft(
+                session=self._number, round=one.number, base_len=one.base_len, guess=one.before if waits else None,
+                waits=waits, draft_s=single(draft_s), network_s=network_s,
+            )  # fmt: skip
             sent_bytes += await self._client.send(draft, {"ids": one.ids})
+            draft_s = 0.0
         return sent_bytes
 
     async def listen(self, draft: Draft, stream: bool = False) -> Exchange:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
 from testbed.protocols import protocol
+from testbed.protocols.methods import Ahead
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -27,6 +29,7 @@ from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.browser import expect, page
 
 if TYPE_CHECKING:
@@ -37,10 +40,11 @@ PROMPT = [3, 1, 4, 1, 5]
 SERVE = {"engine": "synthetic", "bind": "tcp://127.0.0.1:*"}
 CSI = Csi(20.0, 50.0, 30.0, per_up=0.01)
 WAIT_MS = 60_000
+SAID = re.compile(r"([1-9]\d*) of (\d+) used, ([1-9]\d*) void · (\d+\.\d) s hidden")
 
 
 async def decode(
-    address: str, kind: str, tokens: int, token_s: float = 0.0, speed_tps: float | None = None
+    address: str, kind: str, tokens: int, token_s: float = 0.0, speed_tps: float | None = None, lookahead: Ahead = 0
 ) -> RequestRecord:
     """A UE's one request, drafted at so many seconds a token."""
     client = Client(ZmqLink(address, new_identity()), WallClock(), 1, 60.0)
@@ -48,7 +52,8 @@ async def decode(
         await client.connect("", VOCAB)
         session = DecodingSession(
             client, SyntheticDrafter(vocab_size=VOCAB, alpha=0.7), protocol(kind), FixedWindow(5), csi=lambda: CSI,
-            pace=ConstantPace(WallClock(), token_s), speed_tps=speed_tps,
+            pace=ConstantPace(WallClock(), token_s), speed_tps=speed_tps, lookahead=lookahead,
+            streams=StreamChoice(5, alone=False),
         )  # fmt: skip
         return await session.decode(PROMPT, tokens, ())
     finally:
@@ -106,6 +111,35 @@ async def test_a_browser_shows_rounds_as_they_come_and_what_becomes_of_the_base_
             with base_station(msgspec.structs.replace(config, monitor=f"localhost:{urlsplit(view).port}")):
                 await expect(shown.locator("#status")).to_have_text("serving", timeout=WAIT_MS)
                 await expect(shown.locator("#empty")).to_be_visible(timeout=WAIT_MS)
+
+
+@pytest.mark.slow
+async def test_a_browser_shows_what_was_drafted_ahead() -> None:
+    """Of a UE that waits for verdicts, one that looks ahead, and one in a stream."""
+    with base_station(ServeConfig(**SERVE, monitor="0")) as ready:
+        async with page(ready["monitor"], viewport={"width": 1280, "height": 900}) as (shown, wrong):
+            ues = [
+                asyncio.create_task(decode(ready["bind"], kind, 3000, 0.01, lookahead=lookahead))
+                for kind, lookahead in (("coupled", 0), ("fh", 1), ("greedy", "stream"))
+            ]
+            rows = shown.locator("#ues tbody tr")
+            await expect(rows).to_have_count(3, timeout=WAIT_MS)
+            for kind in ("fh", "greedy"):
+                said = rows.filter(has_text=kind).locator('td[data-label="Ahead"]')
+                await expect(said).to_have_text(SAID, timeout=WAIT_MS)
+                used, came, void, hidden_s = map(float, SAID.fullmatch(await said.inner_text()).groups())  # type: ignore[union-attr]
+                assert 0 < used < came and 0 < void <= came - used and hidden_s > 0
+            await expect(rows.filter(has_text="coupled").locator('td[data-label="Ahead"]')).to_have_text("–")
+            await expect(shown.locator("#key-overlap")).to_be_visible()
+            await rows.filter(has_text="fh").locator("button").click()
+            await expect(shown.locator("#parts tr")).to_have_count(8, timeout=WAIT_MS)
+            overlaps = [float(text) for text in await shown.locator("#parts tr td:last-child").all_inner_texts()]
+            assert len(overlaps) == 8 and min(overlaps) >= 0
+            await fits(shown)
+            assert wrong == []
+            for ue in ues:
+                ue.cancel()
+            await asyncio.gather(*ues, return_exceptions=True)
 
 
 async def gives_token(shown: Page) -> None:

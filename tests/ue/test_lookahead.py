@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Offer
+from testbed.bs.observer import Observer
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import Direction, constant
 from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner, hinting
@@ -61,7 +62,7 @@ def own(prompt: list[int], tokens: int, ends: tuple[int, ...] = ()) -> list[int]
 
 
 def serve(
-    ues: list[Ue], sessions: SessionTable | None = None, hints: bool = False
+    ues: list[Ue], sessions: SessionTable | None = None, hints: bool = False, observer: Observer | None = None
 ) -> tuple[list[RequestRecord], VirtualStation]:
     """Decode with all UEs at once, in virtual time."""
 
@@ -83,7 +84,7 @@ def serve(
         offer = Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions)
         windows = hinting(PROFILE, VOCAB) if hints else None
         runner = ProfileRunner(engine, PROFILE, deployment.clock)
-        bs = deployment.base_station(runner, offer, sessions=sessions, windows=windows)
+        bs = deployment.base_station(runner, offer, sessions=sessions, windows=windows, observer=observer)
         jobs = (decode(bs, deployment, number, ue) for number, ue in enumerate(ues))
         return await deployment.run(together(jobs)), bs
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.bs.intake import Offer
+from testbed.bs.observer import Observer
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import Direction, constant
 from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
@@ -115,6 +116,7 @@ def serve(
     sessions: SessionTable | None = None,
     pass_s: float = 0.023,
     choice: StreamChoice | None = None,
+    observer: Observer | None = None,
 ) -> tuple[list[list[RequestRecord]], VirtualStation]:
     """Decode with all UEs at once, in virtual time."""
     verify = LinearVerify(base_s=0.0, undrafted_s=0.002, per_drafted_s=0.002, least_s=pass_s)
@@ -143,7 +145,8 @@ def serve(
         engine = CopyingEngine(errors)
         offer = Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions)
         profile = Profile(name="test", about="", source="", draft=LinearDraft(0.01), verify=verify)
-        bs = deployment.base_station(ProfileRunner(engine, profile, deployment.clock), offer, sessions=sessions)
+        runner = ProfileRunner(engine, profile, deployment.clock)
+        bs = deployment.base_station(runner, offer, sessions=sessions, observer=observer)
         return await deployment.run(together(decode(bs, deployment, ue) for ue in ues)), bs
 
     return run_virtually(main())

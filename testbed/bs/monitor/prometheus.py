@@ -126,6 +126,9 @@ def _of_rounds(tally: RoundSums) -> Iterator[Metric]:
             tally.judged,
         ),
         ("testbed_committed_tokens", "Tokens committed, the target's own included.", tally.committed),
+        ("testbed_ahead_tokens", "Tokens of windows sent before a verdict, or for a stream.", tally.ahead),
+        ("testbed_used_ahead_tokens", "Those of them that passes verified.", tally.used),
+        ("testbed_overlap_seconds", "Time of rounds that passed before the verdict before them.", tally.overlap_s),
     ):
         yield CounterMetricFamily(name, text, value=count)
     parts = CounterMetricFamily("testbed_round_part_seconds", "Time of rounds, by part.", labels=["part"])

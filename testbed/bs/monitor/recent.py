@@ -29,7 +29,7 @@ MOST_UES = 4096
 """UEs that keep their number; beyond, the least recently seen one gets a new number."""
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histogram of rounds' times at the BS."""
-COUNTS = ("drafted", "accepted", "committed", "judged")
+COUNTS = ("drafted", "accepted", "committed", "judged", "ahead", "used")
 PARTS = ("draft", "link", "queue", "verify", "hidden", "judge")
 """Parts of a round's time, in the order of `RoundNote`."""
 
@@ -62,6 +62,12 @@ class _Track:
     window: int = 0
     hint: int = NO_HINT
     csi: Csi | None = None
+    ahead: int = 0
+    used: int = 0
+    overlap_s: float = 0.0
+    new: int = 0
+    drafting_s: float = 0.0
+    """Tokens of windows that came ahead since the last note, and their drafting time."""
 
 
 class Recent(Observer):
@@ -82,10 +88,17 @@ class Recent(Observer):
         self._tallied = 0
         """Rounds included in the sums below."""
         self._counts = np.zeros(len(COUNTS), np.int64)
-        self._seconds = np.zeros(len(PARTS) + 1)
+        self._seconds = np.zeros(len(PARTS) + 2)
         self._times = np.zeros(len(BOUNDS_S) + 1, np.int64)
 
     # ------------------------------------------------------------ notes
+
+    def came_ahead(self, session: Session, tokens: int, draft_s: float) -> None:
+        """Note a window."""
+        track = self._tracks.get(session.name) or self._begin(session)
+        track.ahead += tokens
+        track.new += tokens
+        track.drafting_s += draft_s
 
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
         """Note a round."""
@@ -96,6 +109,7 @@ class Recent(Observer):
         arrived_s, waited_s, draft_s = round_.arrived_s, round_.waited_s, round_.draft_s
         end_s = arrived_s + waited_s + bs_s
         link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # NaN stays NaN
+        ahead, used, overlap_s = _overlap(track, session, round_)
         track.told_s, track.window, track.hint = end_s, drafted, verdict.window
         track.rounds += 1
         track.drafted += drafted
@@ -107,7 +121,8 @@ class Recent(Observer):
             self._words.append(self._spoken(session, round_, track, accepted, committed))
         self._rounds.add(
             track.number, track.place, track.session, round_.number, arrived_s, end_s, draft_s, link_s, round_.queue_s,
-            round_.verify_s, waited_s, verdict.judge_s, drafted, accepted, committed, judged, round_.batch_size, bs_s,
+            round_.verify_s, waited_s, verdict.judge_s, drafted, accepted, committed, judged, round_.batch_size, ahead,
+            used, overlap_s, bs_s,
         )  # fmt: skip
         if self._rounds.count - self._tallied == RING:
             self._tally()
@@ -152,10 +167,11 @@ class Recent(Observer):
     def tally(self) -> RoundSums:
         """Sums so far."""
         self._tally()
-        *seconds, time_s = self._seconds.tolist()
-        drafted, accepted, committed, judged = self._counts.tolist()
+        *seconds, overlap_s, time_s = self._seconds.tolist()
+        drafted, accepted, committed, judged, ahead, used = self._counts.tolist()
         parts = dict(zip(PARTS, seconds, strict=True))
-        return RoundSums(drafted, accepted, committed, judged, parts, self._times.tolist(), time_s)
+        times = self._times.tolist()
+        return RoundSums(drafted, accepted, committed, judged, parts, times, time_s, ahead, used, overlap_s)
 
     # ------------------------------------------------------------ inside
 
@@ -197,21 +213,43 @@ class Recent(Observer):
         fresh = columns(self._rounds.since(self._tallied))
         self._tallied = self._rounds.count
         self._counts += [fresh[name].sum() for name in COUNTS]
-        self._seconds += [np.nansum(fresh[name]) for name in (*(f"{part}_s" for part in PARTS), "bs_s")]
+        self._seconds += [np.nansum(fresh[name]) for name in (*(f"{part}_s" for part in PARTS), "overlap_s", "bs_s")]
         self._times += np.bincount(np.searchsorted(BOUNDS_S, fresh["bs_s"]), minlength=len(self._times))
 
     def _row(self, session: Session) -> SessionRow:
         track = self._tracks.get(session.name) or self._begin(session)
         kind = TARGET_ONLY if session.protocol is None else session.protocol.kind
+        waiting = sum(len(round_.window.ids) for round_ in session.held)
         return SessionRow(
             track.number, track.place, track.session, kind, _state(session), session.threshold, session.speed_tps,
             session.begun_s, session.got, track.rounds, track.drafted, track.accepted, track.judged, track.window,
-            track.hint, track.csi,
+            track.hint, track.csi, track.ahead, track.used, max(0, track.ahead - track.used - waiting), track.overlap_s,
         )  # fmt: skip
+
+
+def _overlap(track: _Track, session: Session, round_: Round) -> tuple[int, int, float]:
+    """See `RoundNote`: tokens that came ahead since the last note, tokens used of them in this round, and its overlap.
+
+    A UE that does not draft ahead takes the drafting time and the link's from one verdict to the next window's arrival.
+    Where less time passes, the rest had passed before the verdict.
+    """
+    new, spent_s, gap_s = track.new, track.drafting_s, round_.arrived_s - track.told_s
+    track.new, track.drafting_s, used, overlap_s = 0, 0.0, 0, 0.0
+    if round_.guess is not None or round_.draft is not None:
+        used = min(len(round_.window.ids), track.ahead - track.used)
+    if session.stream:
+        overlap_s = max(0.0, spent_s - max(0.0, gap_s - round_.network_s))
+    elif round_.guess is not None:
+        overlap_s = max(0.0, round_.draft_s + round_.network_s - gap_s)
+    track.used += used
+    track.overlap_s += overlap_s
+    return new, used, overlap_s
 
 
 def _state(session: Session) -> str:
     """See `SessionRow.state`."""
+    if session.stream:
+        return "waits" if session.paused else "stream"
     if session.alone:
         return "alone"
     if session.current is None:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from testbed.bs.observer import PassNote, RecentActivity, RoundNote
 
-ROUND = struct.Struct("<4qQ8d5qd")
+ROUND = struct.Struct("<4qQ8d7q2d")
 """`RoundNote` without its tokens and marks, and the round's time at the BS in seconds."""
 PASS = struct.Struct("<q3d5q")
 """`PassNote`."""
 NUMBERS = len(RoundNote._fields) - 2
 """Fields of a `RoundNote` before its tokens and marks."""
 _ROUND_TYPE = np.dtype(
-    {"names": [*RoundNote._fields[:NUMBERS], "bs_s"], "formats": [f"<{kind}" for kind in "qqqqQddddddddqqqqqd"]}
+    {"names": [*RoundNote._fields[:NUMBERS], "bs_s"], "formats": [f"<{kind}" for kind in "qqqqQddddddddqqqqqqqdd"]}
 )
 
 

@@ -30,7 +30,7 @@ class ModelAhead:
         """Whether `_drafted` and `_pending` agree as far as both go."""
         self._paid = self._count = self._void = 0
         """Committed tokens whose computation was paid for; drafted and void tokens since the last `counts`."""
-        self._seconds = 0.0
+        self._seconds = self._unsent_s = 0.0
         self.full = False
         """Whether the drafter's context is full."""
 
@@ -76,6 +76,7 @@ class ModelAhead:
         await self._pace.drafted(1, self._paid, len(self._drafted) - 1)
         seconds = self._clock.time() - start_s
         self._seconds += seconds
+        self._unsent_s += seconds
         self._choice.drafted(seconds)
         for _ in range(TURNS):
             await asyncio.sleep(0)
@@ -85,6 +86,11 @@ class ModelAhead:
         """Numbers of drafted and of void tokens, and the drafting time [s], since the last call."""
         found = self._count, self._void, self._seconds
         self._count, self._void, self._seconds = 0, 0, 0.0
+        return found
+
+    def unsent_s(self) -> float:
+        """Drafting time [s] since the last call."""
+        found, self._unsent_s = self._unsent_s, 0.0
         return found
 
     def close(self) -> None:

@@ -108,11 +108,16 @@ class StreamChoice:
     # ------------------------------------------------------------ choice
 
     @property
+    def link_s(self) -> float:
+        """Least time on the link of recent windows and their verdicts; 0: none was measured."""
+        return min(self._links_s, default=0.0)
+
+    @property
     def times(self) -> StreamTimes:
         """Measured times."""
         plain_s = self._pass.value or self._joined.value
         more_s = (self._joined.value - plain_s) / self._size.value if self._joined.weight else 0.0
-        return StreamTimes(self._token.value, min(self._links_s), plain_s, max(0.0, more_s))
+        return StreamTimes(self._token.value, self.link_s, plain_s, max(0.0, more_s))
 
     def _choose(self) -> None:
         measured = (self._accepted.value, *self.times)

@@ -24,8 +24,8 @@ from testbed.ue.windows.joining import JoiningWindow, JoiningWindows
 from testbed.ue.windows.model_ahead import ModelAhead
 from testbed.ue.windows.stream_choice import StreamChoice
 
-Join = Callable[[Sequence[JoiningWindow], bool], Awaitable[int]]
-"""Sends windows, and whether the target waits for more; returns their bytes."""
+Join = Callable[[Sequence[JoiningWindow], bool, float, float], Awaitable[int]]
+"""See `SessionExchanges.join`."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class StreamDrafting:
             now_s = self._clock.time()
             self._sent_s.update((one.end, now_s) for one in windows)
             self._waiting = waits
-            self._bytes += await self._join(windows, waits)
+            await self._join_with_times(windows, waits)
 
     def _waits(self) -> bool:
         """Whether the target is to wait for more windows after those sent now, since the model continues them."""
@@ -225,4 +225,8 @@ class StreamDrafting:
         if waits != self._waiting:
             async with self._lock:
                 self._waiting = waits
-                self._bytes += await self._join([self._windows.empty()], waits)
+                await self._join_with_times([self._windows.empty()], waits)
+
+    async def _join_with_times(self, windows: Sequence[JoiningWindow], waits: bool) -> None:
+        draft_s = 0.0 if self._model is None else self._model.unsent_s()
+        self._bytes += await self._join(windows, waits, draft_s, self._choice.link_s)

@@ -163,7 +163,7 @@ def bytewise() -> Tokenizer:
 
 def note(session: int, tokens: list[int]) -> RoundNote:
     return RoundNote(
-        1, 1, 0, session, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 0, 1, tokens, "d" * len(tokens)
+        1, 1, 0, session, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 0, 1, 0, 0, 0.0, tokens, "d" * len(tokens)
     )
 
 

@@ -86,15 +86,17 @@ function histogram(canvas, sizes) {
   });
 }
 
-/** Parts of a round as [colour, from, to], on the base station's clock. */
-function segments(round) {
+/** Parts of a round as [colour, from, to], on the base station's clock; overlap lies below the round before it. */
+function segments(round, before) {
   const found = [];
+  if (round.overlap_s && before) found.push(["overlap", before.end_s - round.overlap_s, before.end_s]);
+  const draft_s = Math.max(0, round.draft_s - (round.overlap_s || 0));
   let at_s = round.arrived_s;
   const half_s = (round.link_s || 0) / 2;
   if (round.drafted) {
     found.push(["link", at_s - half_s, at_s]);
-    found.push(["draft", at_s - half_s - round.draft_s, at_s - half_s]);
-    if (round.link_s) found.push(["link", at_s - 2 * half_s - round.draft_s, at_s - half_s - round.draft_s]);
+    found.push(["draft", at_s - half_s - draft_s, at_s - half_s]);
+    if (round.link_s) found.push(["link", at_s - 2 * half_s - draft_s, at_s - half_s - draft_s]);
   }
   for (const part of ["queue", "verify", "hidden", "judge"]) {
     found.push([part, at_s, at_s + round[`${part}_s`]]);
@@ -118,14 +120,15 @@ function drawLanes(canvas, lanes, now_s, span_s) {
     c.fillStyle = lane.chosen ? text : muted;
     c.textAlign = "left";
     c.fillText(lane.label, 0, top + LANE_PX / 2, LABEL_PX - 4);
-    for (const round of lane.rounds) {
-      if (round.end_s < now_s - span_s) continue;
-      for (const [part, from_s, to_s] of segments(round)) {
+    lane.rounds.forEach((round, j) => {
+      if (round.end_s < now_s - span_s) return;
+      for (const [part, from_s, to_s] of segments(round, lane.rounds[j - 1])) {
         if (to_s <= from_s) continue;
-        c.fillStyle = colors[part];
-        c.fillRect(x(from_s), top + 2, Math.max(0.75, x(to_s) - x(from_s)), LANE_PX - 4);
+        c.fillStyle = colors[part] ?? colors.draft;
+        const [y, high] = part === "overlap" ? [LANE_PX - 3, 3] : [2, LANE_PX - 5];
+        c.fillRect(x(from_s), top + y, Math.max(0.75, x(to_s) - x(from_s)), high);
       }
-    }
+    });
   });
   axis(c, { width, height, span_s, muted, line });
 }

@@ -184,7 +184,7 @@ function history() {
 
 /** Keys of the parts that some round in view has. */
 function legend(ues) {
-  for (const part of ["hidden", "judge", "queue", "draft", "link"]) {
+  for (const part of ["hidden", "judge", "queue", "draft", "link", "overlap"]) {
     const field = `${part}_s`;
     $(`key-${part}`).hidden = !ues.some((ue) => ue.rounds.some((round) => round[field] > 0));
   }

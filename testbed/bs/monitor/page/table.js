@@ -1,6 +1,6 @@
 // The table of UEs and the panel of one of them. What comes from UEs goes into text alone, never into markup.
 
-const STATES = { ue: "drafts", bs: "at the BS", hidden: "uploads hidden states", alone: "BS decodes alone" };
+const STATES = { ue: "drafts", bs: "at the BS", hidden: "uploads hidden states", alone: "BS decodes alone", stream: "in a stream", waits: "drafts, the BS waits" };
 const SHOWN_ROUNDS = 8;
 
 const ms = (seconds) => (seconds === null ? "–" : (1e3 * seconds).toFixed(seconds < 0.01 ? 2 : 1));
@@ -20,6 +20,11 @@ function channel(csi) {
   return `↑${few(up)} ↓${few(down)} Mbit/s · ${few(rtt_ms)} ms${per}`;
 }
 
+/** What came before it was due: tokens verified and dropped, and the time that this hid. */
+function ahead(row) {
+  return row.ahead ? `${row.used} of ${row.ahead} used, ${row.void} void · ${row.overlap_s.toFixed(1)} s hidden` : "–";
+}
+
 function speedText(row, now_s) {
   const now = speed(row, now_s);
   const text = now === null ? "–" : `${now.toFixed(1)} tok/s`;
@@ -37,6 +42,7 @@ const CELLS = [
   ["Channel", ({ row }) => channel(row.csi), true],
   ["AAL", ({ row }) => (row.rounds ? (row.tokens / row.rounds).toFixed(2) : "–")],
   ["Accepted", ({ row }) => share(row.accepted, row.drafted) + (row.judged ? ` (${row.judged} judged)` : "")],
+  ["Ahead", ({ row }) => ahead(row), true],
   ["Speed", (ue, now_s) => speedText(ue.row, ue.ended_s === null ? now_s : ue.ended_s), true],
   ["Tokens", ({ row }) => `${row.tokens}`],
   ["Rounds", ({ row }) => `${row.rounds}`],
@@ -105,10 +111,10 @@ function arrange(body, ues) {
 
 function showParts(body, rounds) {
   const last = rounds.slice(-SHOWN_ROUNDS).reverse();
-  while (body.rows.length < last.length) body.append(element("tr", {}, ...Array.from({ length: 11 }, () => element("td"))));
+  while (body.rows.length < last.length) body.append(element("tr", {}, ...Array.from({ length: 12 }, () => element("td"))));
   while (body.rows.length > last.length) body.lastElementChild.remove();
   last.forEach((round, i) => {
-    const times = ["draft_s", "link_s", "queue_s", "verify_s", "hidden_s", "judge_s"].map((part) => ms(round[part]));
+    const times = ["draft_s", "link_s", "queue_s", "verify_s", "hidden_s", "judge_s", "overlap_s"].map((part) => ms(round[part]));
     const values = [round.round, round.drafted, round.accepted, round.judged, round.batch, ...times];
     values.forEach((value, j) => put(body.rows[i].cells[j], `${value}`));
   });
