@@ -66,9 +66,15 @@ def join(sessions: SessionTable, session: Session, round_: Round) -> None:
     if not len(round_.window.ids):
         return
     held = session.held
-    if held and held[-1].base_len + len(held[-1].window.ids) != round_.base_len:
+    if held and not _continues(held[-1], round_):
         held = ()
     sessions.hold(session, *(*held, round_)[:MOST_JOINING])
+
+
+def _continues(before: Round, round_: Round) -> bool:
+    """Whether a window begins where the one before it ends, with its last token."""
+    meets = before.base_len + len(before.window.ids) == round_.base_len
+    return meets and round_.guess in (None, int(before.window.ids[-1]))
 
 
 def joining(sessions: SessionTable, session: Session) -> Round | None:
@@ -83,8 +89,8 @@ def joining(sessions: SessionTable, session: Session) -> Round | None:
         known = session.tokens[first.base_len : session.length]
         if done < 0 or not np.array_equal(ids[:done], known[: len(ids)]):
             break
-        if first.guess is not None and first.base_len and first.guess != session.tokens[first.base_len - 1]:
-            break  # it goes on from a token that was rejected
+        if session.waits and first.guess not in (None, *session.tokens[first.base_len - 1 : first.base_len]):
+            break  # it continues a token that was rejected
         if done < len(ids):
             joined = [ids[done : done + session.stream]]
             while rest and sum(map(len, joined)) + len(rest[0].window.ids) <= session.stream:

@@ -128,9 +128,9 @@ class Draft(Message, frozen=True):
     expects the BS to add this token after accepting the previous window entirely; the BS drops the window otherwise.
     None: the verdict was known.
     In a stream, windows are numbered apart from rounds, and `base_len` may exceed the committed prefix by the tokens of
-    earlier windows. The BS drops a window that does not continue the output when its turn comes. With `waits`, `guess`
-    is the token before the window, and the window is dropped if the output has another token there; without `waits` it
-    is None, and only the window's own tokens are compared with the output."""
+    earlier windows. `guess` is the token before the window: if the latest window does not end with it, the new one
+    replaces all that wait. The BS drops a window that does not continue the output when its turn comes, and with
+    `waits` also one before which the output has another token."""
     waits: bool = False
     """Of a window in a stream: the target waits for further windows after it has verified those that it has. The latest
     window decides; a window without tokens only carries this flag."""

@@ -174,8 +174,8 @@ class SessionExchanges:
         for one in windows:
             self._unanswered += 1
             draft = Draft(
-                session=self._number, round=one.number, base_len=one.base_len, guess=one.before if waits else None,
-                waits=waits, draft_s=single(draft_s), network_s=network_s,
+                session=self._number, round=one.number, base_len=one.base_len, guess=one.before, waits=waits,
+                draft_s=single(draft_s), network_s=network_s,
             )  # fmt: skip
             sent_bytes += await self._client.send(draft, {"ids": one.ids})
             draft_s = 0.0

@@ -9,8 +9,8 @@ import pytest
 
 from testbed.bs.engines.base import VerifyResult
 from testbed.bs.pending import Round
-from testbed.bs.sessions import Session
-from testbed.bs.streams import MOST_AHEAD, ahead, rounds_of
+from testbed.bs.sessions import Session, SessionTable
+from testbed.bs.streams import MOST_AHEAD, ahead, join, joining, rounds_of
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import Open, Opened, Verdict
@@ -34,6 +34,21 @@ async def decode(kind: str, address: str, prompt: list[int], ends: tuple[int, ..
             return await decode_remotely(ue, prompt, TOKENS, ends)
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
         return await DecodingSession(ue, drafter, protocol(kind), FixedWindow(4)).decode(prompt, TOKENS, ends)
+
+
+@pytest.mark.parametrize(("guess", "kept"), [(None, 2), (9, 2), (8, 1)])
+def test_a_window_replaces_those_that_it_does_not_continue(guess: int | None, kept: int) -> None:
+    """The first one's last token is 9; a window after another token of the UE would be dropped with it."""
+    sessions = SessionTable()
+    session = sessions.open((b"ue", 0), np.array([5, 6], np.int32), protocol("greedy"), 0.0, 8, 20)
+    session.stream = 4
+    for base_len, ids, before in ((2, [7, 9], None), (4, [1], guess)):
+        round_ = Round(0, Window(np.array(ids, np.int32), None), None, 0.0, base_len=base_len, guess=before)
+        join(sessions, session, round_)
+    assert len(session.held) == kept
+    session.append(np.array([7, 8], np.int32))
+    joined = joining(sessions, session)
+    assert (joined is None) == (kept == 2)
 
 
 async def test_streams_beside_each_other_and_beside_rounds_with_drafts_say_the_same() -> None:

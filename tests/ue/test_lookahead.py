@@ -199,7 +199,7 @@ def test_auto_chooses_the_window_as_well(kind: str, rtt_s: float, alpha: float) 
 
 
 def test_a_slow_uplink_makes_windows_shorter() -> None:
-    found = [serve([Ue("fh", 32, 0.9, None, 0.1, mbps, tokens=400)])[0][0].rounds[20:] for mbps in (0.01, 10.0)]
+    found = [serve([Ue("fh", 32, 0.9, None, 0.1, mbps, tokens=400)])[0][0].rounds[20:] for mbps in (0.001, 10.0)]
     narrow, wide = (sum(record.drafted for record in rounds) / len(rounds) for rounds in found)
     assert narrow < 0.8 * wide
 

@@ -227,9 +227,18 @@ def test_virtual_time_agrees_with_the_model_within_five_percent(
 
 
 def test_a_model_that_the_target_overtakes_drafts_on_from_there() -> None:
-    """With every token right: the one that is drafted is the target's when it is done."""
-    (records,), _ = serve([Ue(alpha=1.0, draft_s=0.0667, rtt_s=0.05, window=16, tokens=60)], 1.0)
-    assert sum(record.drafted_ahead for record in records[0].rounds[30:]) > 10
+    """While it computes a token, a target that does not wait decodes two, although every token is right."""
+    choice = FixedChoice(StreamSetting(1, 8, False))
+    (records,), _ = serve([Ue(alpha=1.0, draft_s=0.05, tokens=200)], 1.0, choice=choice)
+    drafted = sum(record.drafted_ahead for record in records[0].rounds)
+    assert drafted > 0.9 * records[0].latency_s / 0.05 - 8
+
+
+@pytest.mark.parametrize("lookahead", ["stream", None])
+def test_a_model_drafts_again_after_windows_of_the_index(lookahead: Ahead) -> None:
+    (records,), _ = serve([Ue("hybrid", draft_s=0.004, lookahead=lookahead, tokens=400)], 0.1)
+    rounds = records[0].rounds
+    assert sum(record.drafted_ahead for record in rounds[len(rounds) // 2 :]) > 40
 
 
 def test_windows_after_a_rejected_token_cost_no_pass() -> None:

@@ -51,6 +51,8 @@ class JoiningWindows:
         """Windows with tokens that are not committed yet, by their numbers."""
         self._foreseen: list[int] = []
         """Tokens of the windows that are away, after the committed ones; empty once one of them was wrong."""
+        self._by_index = False
+        """Whether the last of those is the index's."""
 
     @property
     def most_ahead(self) -> int:
@@ -87,26 +89,34 @@ class JoiningWindows:
             room: number of tokens that the output may still get.
             floor: least length of a match, if that is more than the index's own minimum.
         """
-        if self._sequence is None or not self._free(self.window, room):
+        if self._sequence is None or not (self._free(self.window, room) or self._others):
             return []
-        most = min(self.most_ahead, room - 1)
-        return self.offer(self._sequence.proposed(most, floor), self.window, room, ends)
+        proposed = self._sequence.proposed(min(self.most_ahead, room - 1), floor)
+        if self._others and proposed[: self.away] != self._foreseen[: len(proposed)]:
+            self._foreseen, self._lost = [], self._numbers  # the BS puts what is sent now in their place
+        found = self.offer(proposed, self.window, room, ends, bool(self._foreseen) and self._by_index)
+        self._by_index = self._by_index or bool(found)
+        return found
 
-    def offer(
-        self, proposed: Sequence[int], size: int, room: int, ends: Set[int], whole: bool | None = None
-    ) -> list[JoiningWindow]:
+    @property
+    def _others(self) -> bool:
+        """Whether tokens that are not the index's are away."""
+        return bool(self._foreseen) and not self._by_index
+
+    def offer(self, proposed: Sequence[int], size: int, room: int, ends: Set[int], whole: bool) -> list[JoiningWindow]:
         """Windows of at most `size` tokens to send now, of tokens proposed after the committed ones.
 
         Args:
-            whole: whether a window of fewer tokens is held back for more; None: while other windows are away.
+            whole: whether a window of fewer tokens is held back for more.
         """
         ahead, places = len(self._foreseen), self._free(size, room)
         if not places or list(proposed[:ahead]) != self._foreseen:
             return []
         end = next((i for i, token in enumerate(proposed) if token in ends), len(proposed))
         new = list(proposed[ahead : min(end, room - 1)])
-        if ahead if whole is None else whole:
+        if whole:
             del new[len(new) // size * size :]
+        self._by_index = self._by_index and not new
         return [self._send(new[i : i + size]) for i in range(0, len(new), size)[:places]]
 
     def empty(self) -> JoiningWindow:
