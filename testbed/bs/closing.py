@@ -10,8 +10,8 @@ from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.queue import Queue
+from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.pass_ledger import PassLedger
-from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.bs.verdict import failure, reason
 from testbed.channel.link import ServerLink
@@ -34,7 +34,7 @@ class SessionCloser:
         sessions: SessionTable,
         queue: Queue,
         runner: EngineRunner,
-        windows: Windows | None,
+        windows: WindowHints | None,
         observer: Observer,
         metrics: Metrics,
         ledger: PassLedger,

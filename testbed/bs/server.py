@@ -29,8 +29,8 @@ from testbed.bs.room import Load
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.pass_ledger import PassLedger
-from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Key, Session
 from testbed.bs.streams import ahead, following, rounds_of
 from testbed.bs.verdict import Verdicts, need_hidden
@@ -64,7 +64,7 @@ class BaseStation:
         admission: Admission | None = None,
         block_size: int = 1,
         margin: float = 0.0,
-        windows: Windows | None = None,
+        windows: WindowHints | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._link, self._runner, self._intake, self._clock = link, runner, intake, clock

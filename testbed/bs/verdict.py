@@ -11,8 +11,8 @@ import numpy as np
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.pending import Round
+from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.pass_ledger import PassLedger
-from testbed.bs.scheduling.window_hints import Windows
 from testbed.bs.sessions import Session
 from testbed.channel.csi import single
 from testbed.clock import Clock
@@ -31,7 +31,7 @@ class Verdicts:
     """
 
     def __init__(
-        self, ledger: PassLedger, metrics: Metrics, windows: Windows | None, observer: Observer, clock: Clock
+        self, ledger: PassLedger, metrics: Metrics, windows: WindowHints | None, observer: Observer, clock: Clock
     ) -> None:
         self._ledger, self._metrics, self._windows = ledger, metrics, windows
         self._observer, self._clock = observer, clock

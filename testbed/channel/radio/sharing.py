@@ -114,6 +114,7 @@ RADIO_SCHEDULERS: Registry[RadioScheduler] = Registry(
     RadioScheduler("proportional-fair", "the largest ratio of rate to average throughput", _proportional_fair),
     RadioScheduler("max-min", "equal throughput", _max_min),
     RadioScheduler("weights", "shares in proportion to fixed weights (edge-SD, eq. 27)", _weighted),
+    RadioScheduler("joint", "shares in proportion to the weights that the cell's `control` decides", _weighted),
     RadioScheduler("edf", "the UE whose message is due first", _earliest_deadline, deadlines=True),
     of=RadioScheduler,
 )

@@ -10,6 +10,7 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import BadInput
 from testbed.experiments.inputs.state import check_kind
+from testbed.optim.loops.objectives import objective
 from testbed.options import Config, option
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.methods import RunMethod, check_lookahead, run_method
@@ -144,11 +145,32 @@ class CellBs(Config, frozen=True):
 
 
 class CellControl(Config, frozen=True):
-    """Quantities that are decided while serving; `fixed`: they stay as configured."""
+    """Quantities that are decided while serving (`joint`: together with the others that are); `fixed`: they stay as
+    configured.
+    """
 
-    windows: Literal["fixed"] = "fixed"
-    weights: Literal["fixed"] = "fixed"
+    windows: Literal["fixed", "joint"] = "fixed"
+    weights: Literal["fixed", "joint"] = "fixed"
     protocol: Literal["fixed"] = "fixed"
+    objective: Annotated[str, option("What is maximised: goodput, of promises that are kept, or fair.")] = "goodput"
+    every_ms: Annotated[
+        float,
+        option("Time between decisions; responses that begin or end bring further ones.", least=1, most=1e5, unit="ms"),
+    ] = 40.0
+    joule_tokens: Annotated[float, option("Tokens that a joule of a UE is worth.", least=0, most=1e6)] = 0.0
+    csi: Annotated[
+        Literal["reports", "oracle"],
+        option("Rates that decisions rest on: those of link adaptation, or the true ones."),
+    ] = "reports"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        objective(self.objective)
+
+    @property
+    def decides(self) -> bool:
+        """Whether anything is decided while serving."""
+        return "joint" in (self.windows, self.weights)
 
 
 class CellConfig(Config, frozen=True):
@@ -178,6 +200,26 @@ class CellConfig(Config, frozen=True):
             raise BadInput(f"groups of UEs need different names, not {', '.join(names)}")
         if sum(group.count for group in self.ues) > MOST_UES:
             raise BadInput(f"a cell has at most {MOST_UES} UEs")
+        self._check_control()
+
+    def _check_control(self) -> None:
+        """Refuse a control that cannot be carried out.
+
+        Raises:
+            BadInput: decisions that nothing follows.
+        """
+        decided, order = self.control.weights == "joint", self.radio.scheduler
+        if decided and order not in ("weights", "joint"):
+            raise BadInput(f"control.weights decides weights, which radio.scheduler {order} ignores: set it to joint")
+        if order == "joint" and not decided:
+            raise BadInput(
+                "radio.scheduler joint needs `control: {weights: joint}`; fixed weights are scheduler weights"
+            )
+        if self.control.decides and self.bs.plan is not None:
+            raise BadInput("a cell carries out a plan or what its control decides, not both")
+        followed = [group for group in self.ues if WINDOW_RULES[group.window_rule].hinted and group.method.drafts]
+        if self.control.windows == "joint" and not followed:
+            raise BadInput("no UE follows the windows of control.windows: give a group `window_rule: hinted`")
 
 
 def radio_ues(config: CellConfig) -> list[RadioUe]:

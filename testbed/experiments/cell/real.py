@@ -84,6 +84,8 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         raise BadInput(
             f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
         )
+    if config.control.decides:
+        raise BadInput("control decides in virtual time alone; leave out `control` or --real")
     if config.bs.plan is not None:
         raise BadInput("plans are carried out in virtual time alone; leave out bs.plan or --real")
     for group in decoding.values():

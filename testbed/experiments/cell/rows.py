@@ -60,6 +60,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "void": sum(tally.void for tally in tallies) / rounds if rounds else None,
         **(_means(tallies) if decodes else dict.fromkeys(MEANS)),
         "csi_error_db": _csi_error_db(tallies),
+        "switches_per_s": sum(tally.switches for tally in tallies) / seconds / group.count if decodes else None,
         "uplink_bits_per_s_per_hz": efficiency(tallies, bandwidth_hz),
         "joules_per_token": joules_per_token(group, tallies, seconds),
         **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},

@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
+from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.control.controller import JointController
+from testbed.experiments.cell.control.estimates import JointHints
 from testbed.experiments.cell.csi import RadioChannel, ue_state, with_handshakes
 from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.judge import ChanceJudge
@@ -90,6 +93,7 @@ class _Cell:
         self._deployment = VirtualDeployment()
         self._profiles = {group.name: load_profile(group.profile) for group in config.ues if group.traffic == "tokens"}
         self._recordings = {group.name: recording_of(group) for group in config.ues}
+        self._hints = JointHints()
         self._bs = self._station(load_profile(config.bs.profile))
         self._meeting = Meeting(sum(group.count for group in config.ues if group.together))
         self._members = [group for group in config.ues for _ in range(group.count)]
@@ -103,15 +107,21 @@ class _Cell:
         setting = SchedulerSetting(bs.max_batch, 10**9, known, kv_tokens=bs.kv_tokens, cuts=True)
         cache = PrefixCache(bs.kv_tokens, tail=True)
         lenient = any(group.judge_keeps for group in groups)
-        hinted = any(WINDOW_RULES[group.window_rule].hinted for group in groups)
         return self._deployment.base_station(
             TrafficRunner(profile.verify, cache, self._deployment.clock, linger=False, lenient=lenient),
             OFFER,
             scheduler=scheduler(bs.scheduler, setting) if self._plan is None else self._plan.scheduler(self._config),
             judge=ChanceJudge(self._config.seed),
             sessions=SessionTable(total=2 * sum(group.count for group in groups) + 64),
-            windows=hinting(profile, max_requests=bs.max_batch) if hinted else None,
+            windows=self._windows(profile),
         )
+
+    def _windows(self, profile: Profile) -> WindowHints | None:
+        """Hints of the controller of the cell; without one, of the base station's own if UEs follow any."""
+        if self._config.control.decides:
+            return self._hints
+        hinted = any(WINDOW_RULES[group.window_rule].hinted for group in self._config.ues)
+        return hinting(profile, max_requests=self._config.bs.max_batch) if hinted else None
 
     async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:
         config, clock = self._config, self._deployment.clock
@@ -125,7 +135,14 @@ class _Cell:
         for group in config.ues:
             groups.append((group, tallies[first : first + group.count]))
             first += group.count
+        if config.control.decides:
+            lives.append(self._controller().run(tallies))
         return await self._deployment.run(self._count(groups, from_s, to_s, clear), *lives)
+
+    def _controller(self) -> JointController:
+        return JointController(
+            self._config, self._members, self._radio, self._hints, self._bs.metrics, self._deployment.clock
+        )
 
     async def _count(
         self, groups: list[tuple[UeGroup, list[UeTally]]], from_s: float, to_s: float, clear: Clear

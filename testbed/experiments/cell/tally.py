@@ -60,6 +60,8 @@ class UeTally:
         """Committed tokens, rounds, and drafted tokens."""
         self.looked_ahead = self.drafted_ahead = self.void = 0
         """Rounds with lookahead, tokens drafted before a verdict was there, and those of them that it made void."""
+        self.switches = 0
+        """Changes of its window by the controller of the cell."""
         self.accepted = self.rejected = 0
         """Drafted tokens that were accepted, and first rejections."""
         self.air_s = {True: 0.0, False: 0.0}
@@ -114,6 +116,10 @@ class UeTally:
             self.busy_s["drafting"] += record.draft_s
             self.busy_s["radio"] += record.link_s
             self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s
+
+    def switched(self) -> None:
+        """Count a change of its window by the controller."""
+        self.switches += self.counting
 
     def known(self, error_db: float) -> None:
         """Count the error of an uplink rate that the UE knows."""

@@ -2,8 +2,7 @@
 
 At a price λ per share of the radio and μ per second of the verifier, the best choice of each UE does not depend on the
 others (Lagrange decomposition). λ is where the shares add up to 1; μ is the utility that a longer pass costs all UEs at
-the last solution. For the choices that come out, the shares are then divided exactly (`shares.divide`). In cells of up
-to `FEW` UEs, whose choices are few, single UEs are changed as long as it helps.
+the last solution. For the choices that come out, the shares are then divided exactly (`shares.divide`).
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ from testbed.optim.loops.shares import divide, least_shares, log_root
 from testbed.optim.loops.state import CellState
 
 Bools = npt.NDArray[np.bool_]
-FEW = 8
-"""Most UEs of a cell whose solution is improved by changes of single UEs."""
-SWEEPS = 2
-"""RoundChoices of such changes at most."""
 TURNS = 3
 """Updates of μ, and of the mean pass."""
 KEEP = 6
@@ -161,7 +156,7 @@ class _Search:
             best = max(best, last, key=lambda one: one.score)
             if turn == 0:
                 self.menu = self.menu.best(self._worth(choices), KEEP)
-        return self._improved(best) if len(best.columns) <= FEW else best
+        return best
 
     def _worth(self, choices: _Choices) -> Array:
         """[n, r] values of the menu's choices at the present price, whether promises are kept or not."""
@@ -256,20 +251,6 @@ class _Search:
         worth = self.objective.worths(gain, chosen.tokens, times, rounds.promise)
         score = np.where(columns == self.present, self.objective.favoured(worth, self.stay), worth)
         return _Solution(columns, kept, shares, times, float(worth.sum()), float(score.sum()))
-
-    def _improved(self, best: _Solution) -> _Solution:
-        """The solution after changes of single UEs, as long as they help."""
-        menu, promise = self.menu, self.rounds.promise
-        for _ in range(SWEEPS):
-            before = best.score
-            for ue, at in zip(*np.nonzero(menu.allowed), strict=True):
-                for keep in (True, False) if self.promises and promise[ue] > 0 else (True,):
-                    columns, kept = best.columns.copy(), best.kept.copy()
-                    columns[ue], kept[ue] = menu.columns[ue, at], keep
-                    best = max(best, self._settled(columns, kept), key=lambda one: one.score)
-            if best.score <= before + 1e-6 * abs(before):
-                break
-        return best
 
     def decision(self, found: _Solution) -> Decision:
         """The solution as the loops carry it out."""

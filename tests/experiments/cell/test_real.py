@@ -18,7 +18,7 @@ import pytest
 from testbed.channel.radio.config import RadioConfig, TraceSource
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell import real
-from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
+from testbed.experiments.cell.config import CellBs, CellConfig, CellControl, UeGroup, UePower
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.real_processes import run_radio
 from testbed.experiments.cell.rows import document
@@ -171,6 +171,12 @@ def test_what_only_virtual_time_has_is_refused(group: UeGroup) -> None:
 def test_deadlines_are_for_virtual_time() -> None:
     with pytest.raises(BadInput, match="without deadlines"):
         run_cell_really(msgspec.structs.replace(CELL, radio=RadioConfig(scheduler="edf")))
+
+
+def test_decisions_are_for_virtual_time() -> None:
+    decided = {"radio": RadioConfig(scheduler="joint"), "control": CellControl(weights="joint")}
+    with pytest.raises(BadInput, match="control decides in virtual time alone"):
+        run_cell_really(msgspec.structs.replace(CELL, **decided))
 
 
 def test_what_processes_could_not_read_is_refused_before_they_start() -> None:

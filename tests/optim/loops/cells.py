@@ -38,7 +38,7 @@ def random_cell(rng: np.random.Generator, ues: int, windows: tuple[int, ...] = (
         low = int(rng.integers(1, len(windows)))
         found.append(
             UeState(
-                rate_bps=float(10 ** rng.uniform(5.7, 7.7)), draft_s=float(rng.uniform(0.003, 0.04)),
+                rate_bps=float(10 ** rng.uniform(4.8, 7.7)), draft_s=float(rng.uniform(0.003, 0.04)),
                 link_s=float(rng.uniform(0.002, 0.04)), modes=picked, windows=(low, low + 1), speed_tps=promise,
                 activity=1.0 if reserved else float(rng.uniform(0.05, 1)),
                 joins=1.0 if reserved else float(rng.uniform(0.1, 1)), cached=float(rng.uniform(50, 400)),

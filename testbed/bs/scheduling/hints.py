@@ -1,0 +1,25 @@
+"""The seam of draft-window hints: what a verdict tells its UE about the next window."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from testbed.bs.pending import Round
+from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
+from testbed.bs.sessions import Session
+
+
+class WindowHints(Protocol):
+    """Hints windows to the UEs that ask for them, and learns from the rounds of all."""
+
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
+        """The window for a session's next round, after one was committed; 0: the BS decodes alone, `NO_HINT`: none."""
+
+    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> None:
+        """Learn from all rounds since the last call, preferably while the engine computes."""
+
+    def ended(self, session: Session) -> None:
+        """A session was closed or expired."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Gauges for the metrics."""

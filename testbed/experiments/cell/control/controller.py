@@ -1,0 +1,155 @@
+"""The controller of a cell: estimates its state, decides, and carries the decision out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from testbed.bs.scheduling.averages import Mean
+from testbed.channel.cost import Sizes
+from testbed.clock import Clock
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.control.estimates import JointHints, UeEstimates
+from testbed.experiments.cell.control.modes import round_mode
+from testbed.experiments.cell.control.radio import RadioMeter
+from testbed.experiments.cell.planning import ue_name
+from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.deployment.links import VirtualRadio
+from testbed.experiments.inputs.coefficients import pass_coefficients
+from testbed.experiments.inputs.profile import load_profile
+from testbed.optim.loops.joint import Decision, decide
+from testbed.optim.loops.objectives import Prices, objective
+from testbed.optim.loops.state import CellState, UeState
+from testbed.ue.windows.registry import WINDOW_RULES
+
+MARGIN = 1.1
+"""Speed that the decision plans for a promise, relative to the promised one: rounds vary around their mean."""
+PASSES_S = 1.0
+"""Memory of what is measured of the verifier."""
+LEAST_JOINS = 0.01
+OWN_SIZES = Sizes(hidden_size=1)
+"""Sizes of messages where a profile has none."""
+
+
+class _Counts(NamedTuple):
+    """Counters of the base station."""
+
+    time_s: float
+    passes: float = 0.0
+    busy_s: float = 0.0
+
+
+class JointController:
+    """Decides radio weights and windows together, every `every_ms` and when responses begin or end.
+
+    Args:
+        members: the group of each UE of the cell, by number.
+        metrics: counters of the base station.
+    """
+
+    def __init__(
+        self,
+        config: CellConfig,
+        members: Sequence[UeGroup],
+        radio: VirtualRadio,
+        hints: JointHints,
+        metrics: Callable[[], dict[str, Any]],
+        clock: Clock,
+    ) -> None:
+        self._config, self._members, self._radio, self._hints = config, members, radio, hints
+        self._metrics, self._clock = metrics, clock
+        self._numbers = [number for number, group in enumerate(members) if group.traffic == "tokens"]
+        self._meter = RadioMeter(radio, self._numbers, oracle=config.control.csi == "oracle")
+        self._passes = pass_coefficients(load_profile(config.bs.profile).verify)
+        self._profiles = {group.profile: load_profile(group.profile) for group in members}
+        self._busy = Mean(PASSES_S)
+        self._joins = {number: Mean(PASSES_S, 0.5) for number in self._numbers}
+        self._rounds = dict.fromkeys(self._numbers, 0)
+        self._before = _Counts(clock.time())
+        self._tallies: Sequence[UeTally] = ()
+
+    async def run(self, tallies: Sequence[UeTally]) -> None:
+        """Decide until cancelled; changes of windows are counted in the tallies of the UEs."""
+        changed = asyncio.Event()
+        self._tallies, self._hints.changed = tallies, changed.set
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), self._config.control.every_ms / 1e3)
+            changed.clear()
+            self._step()
+
+    def _step(self) -> None:
+        """Estimate, decide, and carry out."""
+        self._measure()
+        known = ((number, self._hints.ues.get(ue_name(number))) for number in self._numbers)
+        active = [(number, ue) for number, ue in known if ue is not None and ue.sessions and ue.mean_window.value]
+        if active:
+            self._carry_out(active, self._decision(active))
+
+    # ------------------------------------------------------------ state
+
+    def _measure(self) -> None:
+        """Update rates, activity, and what is measured of the verifier."""
+        metrics, before = self._metrics(), self._before
+        now = self._before = _Counts(self._clock.time(), metrics["passes"], metrics["busy_s"])
+        passed_s, passes = now.time_s - before.time_s, now.passes - before.passes
+        self._meter.update(now.time_s, passed_s)
+        if passed_s > 0:
+            self._busy.add(min(1.0, (now.busy_s - before.busy_s) / passed_s), passed_s)
+        for number, mean in self._joins.items():
+            ue = self._hints.ues.get(ue_name(number))
+            rounds = 0 if ue is None else ue.rounds
+            if passes > 0:
+                mean.add(min(1.0, (rounds - self._rounds[number]) / passes), passed_s)
+                self._rounds[number] = rounds
+
+    def _state(self, number: int, ue: UeEstimates) -> UeState:
+        group, power, most = self._members[number], self._members[number].power, self._members[number].window
+        profile = self._profiles[group.profile]
+        mode = round_mode(
+            ue.protocol or group.protocol, ue.acceptance(most), profile.sizes or OWN_SIZES, profile.overheads,
+            ue.asked.value,
+        )  # fmt: skip
+        present = max(1, round(ue.mean_window.value))
+        rate_bps = self._meter.rate_bps(number)
+        return UeState(
+            rate_bps=rate_bps,
+            draft_s=ue.draft_s.value or profile.draft.window_s(most, 1) / most,
+            link_s=self._config.radio.rtt_s,
+            modes=(mode,),
+            windows=(1, most) if self._hinted(group) else (present, present),
+            speed_tps=group.class_tps and MARGIN * group.class_tps,
+            activity=self._meter.activity(number),
+            joins=max(LEAST_JOINS, self._joins[number].value),
+            cached=ue.cached,
+            draft_j=power.draft_w * ue.draft_s.value if power else 0.0,
+            bit_j=power.transmit_w / rate_bps if power and rate_bps > 0 else 0.0,
+        )
+
+    def _hinted(self, group: UeGroup) -> bool:
+        return self._config.control.windows == "joint" and WINDOW_RULES[group.window_rule].hinted
+
+    # ------------------------------------------------------------ decision
+
+    def _decision(self, active: Sequence[tuple[int, UeEstimates]]) -> Decision:
+        control = self._config.control
+        ues = [self._state(number, ue) for number, ue in active]
+        weighted = self._config.radio.scheduler == "weights"
+        fixed = [self._radio.ports[number][True].weight if weighted else 1.0 for number, _ in active]
+        return decide(
+            CellState(ues, self._passes, 1 + self._busy.value / 2), objective(control.objective),
+            Prices(joule=control.joule_tokens), weights=None if control.weights == "joint" else fixed,
+            current=[None if ue.window is None else (0, ue.window) for _, ue in active],
+        )  # fmt: skip
+
+    def _carry_out(self, active: Sequence[tuple[int, UeEstimates]], decision: Decision) -> None:
+        windows, weights = decision.windows.tolist(), decision.weights.tolist()
+        for (number, ue), window, weight in zip(active, windows, weights, strict=True):
+            if self._config.control.weights == "joint":
+                self._radio.ports[number][True].weight = weight
+            if self._hinted(self._members[number]):
+                if ue.window not in (None, window):
+                    self._tallies[number].switched()
+                ue.window = window

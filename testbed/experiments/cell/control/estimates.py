@@ -1,0 +1,105 @@
+"""What the base station of a cell estimates of its UEs from their rounds, and the windows decided for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from testbed.bs.pending import Round
+from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead
+from testbed.bs.sessions import Session
+from testbed.protocols.messages import NO_HINT
+from testbed.ue.windows.base import MAX_WINDOW
+
+ROUNDS = 32.0
+"""Memory of the means, in rounds."""
+FORGET = 0.99
+"""Weight of the past in the acceptance rates, per round."""
+START, START_TOKENS = 0.8, 8.0
+"""Acceptance rate before any round, and its weight in drafted tokens."""
+SHARED_TOKENS = 32.0
+"""Weight of the mean acceptance rate in that of each position, in drafted tokens."""
+
+
+class UeEstimates:
+    """Estimates of one UE.
+
+    Attributes:
+        sessions: its sessions that have had a round and have not ended.
+        rounds: its rounds so far.
+        window: the window that was decided; None: none was.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: set[int] = set()
+        self.rounds = 0
+        self.window: int | None = None
+        self.draft_s, self.mean_window, self.cached = Mean(ROUNDS), Mean(ROUNDS), 0
+        self.asked = Mean(ROUNDS)
+        """Requested hidden states per drafted token."""
+        self.protocol = ""
+        self._tried, self._accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
+
+    def learn(self, session: Session, round_: Round, accepted: int) -> None:
+        """Learn from a committed round."""
+        drafted, first = len(round_.window.ids), session.key[1] not in self.sessions
+        self.sessions.add(session.key[1])
+        self.rounds, self.cached = self.rounds + 1, round_.cached
+        self.protocol = "" if session.protocol is None else session.protocol.kind
+        if not drafted:
+            return
+        self.mean_window.add(drafted)
+        if not first:  # the first one's time counts from the request
+            self.draft_s.add(round_.draft_s / drafted)
+        self.asked.add(len(round_.candidates()) / drafted if round_.asked_s is not None else 0.0)
+        tried = min(accepted + 1, drafted, MAX_WINDOW)
+        self._tried *= FORGET
+        self._accepted *= FORGET
+        self._tried[:tried] += 1
+        self._accepted[: min(accepted, tried)] += 1
+
+    def acceptance(self, most: int) -> tuple[float, ...]:
+        """α by position, up to a window of `most`: each position's own, drawn to the mean of all."""
+        mean = (self._accepted.sum() + START * START_TOKENS) / (self._tried.sum() + START_TOKENS)
+        own = (self._accepted[:most] + SHARED_TOKENS * mean) / (self._tried[:most] + SHARED_TOKENS)
+        return tuple(own.tolist())
+
+
+class JointHints:
+    """Implements `WindowHints`: the windows that a controller decided, for UEs that ask for hints.
+
+    Attributes:
+        changed: called when a response begins or ends.
+        ues: estimates by identity.
+    """
+
+    def __init__(self) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        self.ues: dict[bytes, UeEstimates] = {}
+
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
+        """See `WindowHints.hint`."""
+        ue = self.ues.setdefault(session.key[0], UeEstimates())
+        begins = session.key[1] not in ue.sessions
+        ue.learn(session, round_, accepted)
+        if begins:
+            self.changed()
+        if not session.hinted or ue.window is None:
+            return NO_HINT
+        return min(ue.window, session.hinted)
+
+    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> None:
+        """See `WindowHints.learn`: everything is learnt at once."""
+
+    def ended(self, session: Session) -> None:
+        """See `WindowHints.ended`."""
+        ue = self.ues.get(session.key[0])
+        if ue is not None and session.key[1] in ue.sessions:
+            ue.sessions.remove(session.key[1])
+            self.changed()
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `WindowHints.snapshot`."""
+        return {}

@@ -1,0 +1,33 @@
+"""Bits of rounds by protocol, as the loops need them."""
+
+from __future__ import annotations
+
+from testbed.channel.cost import NO_OVERHEADS, Overheads, Sizes
+from testbed.optim.loops.state import RoundMode
+from testbed.protocols import protocol
+
+
+def round_mode(
+    kind: str,
+    acceptance: tuple[float, ...],
+    sizes: Sizes,
+    overheads: Overheads = NO_OVERHEADS,
+    asked: float = 0.0,
+) -> RoundMode:
+    """A mode with the bits of the protocol's `payload`, which grow linearly with the window but for a few.
+
+    Args:
+        asked: requested hidden states per drafted token, for protocols that request them.
+
+    Raises:
+        BadInput: an unknown protocol.
+    """
+    carried = protocol(kind)
+    one, two = (carried.payload(window, 0, sizes).uplink_bits for window in (1, 2))
+    token_bits = two - one
+    asks = bool(carried.asks_for([0]))
+    asked_bits = carried.payload(2, 1, sizes).uplink_bits - two if asks else 0
+    return RoundMode(
+        protocol=kind, acceptance=acceptance, token_bits=token_bits,
+        fixed_bits=one - token_bits + overheads.uplink_bits, asked=asked if asks else 0.0, asked_bits=asked_bits,
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""The controller of a cell: windows and radio weights decided while serving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from testbed.channel.cost import Sizes
+from testbed.channel.radio.config import ConstantSource, RadioConfig
+from testbed.errors import BadInput
+from testbed.experiments.cell.config import CellConfig, CellControl, UeGroup
+from testbed.experiments.cell.control.modes import round_mode
+from testbed.experiments.cell.rows import document
+from testbed.experiments.cell.run import run_cell
+from testbed.protocols import PROTOCOLS
+
+JOINT = CellControl(windows="joint", weights="joint")
+HIDDEN = Sizes(hidden_size=2048, id_bits=17)
+
+
+def group(name: str, **fields: Any) -> UeGroup:
+    return msgspec.structs.replace(UeGroup(name=name, count=3, protocol="fh", response=(40, 80)), **fields)
+
+
+def cell(*ues: UeGroup, control: CellControl = JOINT, bandwidth_hz: float = 4e6, **fields: Any) -> CellConfig:
+    scheduler = "joint" if control.weights == "joint" else "round-robin"
+    source = ConstantSource(bits_per_s_per_hz=fields.pop("efficiency", 2.0))
+    wired_ms = fields.pop("wired_ms", 0.0)
+    radio = RadioConfig(bandwidth_hz=bandwidth_hz, scheduler=scheduler, source=source, wired_ms=wired_ms)
+    return CellConfig(seconds=fields.pop("seconds", 7.0), radio=radio, ues=ues, control=control, **fields)
+
+
+def rows(config: CellConfig) -> dict[str, Any]:
+    return {row["group"]: row for row in document(config, run_cell(config))["rows"]}
+
+
+@pytest.mark.parametrize("kind", sorted(kind for kind in PROTOCOLS if not PROTOCOLS[kind].sampled))
+def test_bits_of_a_mode_are_those_of_the_protocol(kind: str) -> None:
+    mode = round_mode(kind, (0.8,), HIDDEN, asked=0.25)
+    for window in (1, 4, 12):
+        bits = mode.fixed_bits + window * (mode.token_bits + mode.asked * mode.asked_bits)
+        queried = window / 4 if mode.asked else 0
+        plain = PROTOCOLS[kind].payload(window, 0, HIDDEN).uplink_bits
+        each = PROTOCOLS[kind].payload(window, 1, HIDDEN).uplink_bits - plain
+        assert bits == pytest.approx(plain + queried * each, abs=window)  # positions have fewer bits in short windows
+
+
+def test_windows_follow_the_acceptance_rate() -> None:
+    apt, poor = (
+        group(name, alpha=alpha, window=12, window_rule="hinted") for name, alpha in (("apt", 0.95), ("poor", 0.4))
+    )
+    found = rows(cell(apt, poor, control=CellControl(windows="joint"), bandwidth_hz=1e8, wired_ms=60.0))
+    assert found["apt"]["window"] > found["poor"]["window"] + 2
+    assert 0 < found["poor"]["switches_per_s"] < 2
+
+
+def test_a_promise_gets_the_bandwidth_that_it_needs_from_ues_that_ignore_hints() -> None:
+    """Beside UEs with fixed windows of 16 tokens, equal shares break the promise and decided ones keep it."""
+    bound = group("bound", count=2, class_tps=25.0, alpha=0.8, window=8, window_rule="hinted")
+    greedy = group("greedy", count=6, window=16, alpha=0.6)
+    equal = rows(cell(bound, greedy, control=CellControl(windows="joint"), bandwidth_hz=2e6, seconds=12.0))
+    joint = rows(cell(bound, greedy, bandwidth_hz=2e6, seconds=12.0))
+    assert equal["bound"]["violations"] > 0.5
+    assert joint["bound"]["judged"] >= 4 and joint["bound"]["violations"] == 0
+    assert joint["greedy"]["goodput_tps"] > 0
+
+
+def test_the_same_configuration_gives_the_same_result() -> None:
+    ues = (group("a", window_rule="hinted"), group("b", alpha=0.6))
+    assert rows(cell(*ues)) == rows(cell(*ues))
+
+
+def test_without_control_nothing_is_decided() -> None:
+    found = rows(cell(group("a", window=6), control=CellControl()))
+    assert found["a"]["switches_per_s"] == 0 and found["a"]["window"] > 5
+
+
+@pytest.mark.parametrize(
+    ("control", "scheduler", "message"),
+    [
+        (CellControl(weights="joint"), "round-robin", "radio.scheduler round-robin ignores"),
+        (CellControl(), "joint", "radio.scheduler joint needs"),
+        (CellControl(windows="joint"), "edf", "window_rule: hinted"),
+    ],
+)
+def test_controls_that_nothing_follows_are_refused(control: CellControl, scheduler: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        CellConfig(radio=RadioConfig(scheduler=scheduler), ues=(group("a"),), control=control)
+
+
+def test_unknown_objectives_are_refused() -> None:
+    with pytest.raises(BadInput, match="goodput, fair"):
+        CellControl(objective="speed")
+
+
+def test_decided_weights_move_bandwidth_to_weak_channels_under_fairness() -> None:
+    near, far = group("near", window_rule="hinted"), group("far", window_rule="hinted")
+    fair = CellControl(windows="joint", weights="joint", objective="fair")
+    config = cell(near, far, control=fair, bandwidth_hz=2e6, efficiency=(4.0, 1.0))
+    equal = msgspec.structs.replace(
+        config, control=CellControl(), radio=msgspec.structs.replace(config.radio, scheduler="round-robin"),
+        ues=tuple(msgspec.structs.replace(ue, window_rule="fixed") for ue in config.ues),
+    )  # fmt: skip
+    joint, fixed = rows(config), rows(equal)
+    mean = [np.prod([found[name]["goodput_tps"] for name in ("near", "far")]) for found in (joint, fixed)]
+    assert mean[0] > mean[1]
