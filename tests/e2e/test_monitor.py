@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.channel.csi import Csi
 from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.link_model import Direction, constant
+from testbed.channel.proxy import Proxy
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.experiments.runs.processes import base_station
@@ -58,6 +61,17 @@ async def decode(
         return await session.decode(PROMPT, tokens, ())
     finally:
         await client.close()
+
+
+@contextlib.asynccontextmanager
+async def far(address: str) -> AsyncIterator[str]:
+    """The base station behind a link of 100 ms."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    proxy = Proxy((host, int(port)), lambda _: (Direction(constant(delay_s=0.05)), Direction(constant(delay_s=0.05))))
+    try:
+        yield f"tcp://127.0.0.1:{await proxy.start('127.0.0.1', 0)}"
+    finally:
+        await proxy.close()
 
 
 async def test_metrics_are_what_the_ues_recorded_and_updates_come_for_the_token(tmp_path: Path) -> None:
@@ -115,11 +129,14 @@ async def test_a_browser_shows_rounds_as_they_come_and_what_becomes_of_the_base_
 
 @pytest.mark.slow
 async def test_a_browser_shows_what_was_drafted_ahead() -> None:
-    """Of a UE that waits for verdicts, one that looks ahead, and one in a stream."""
+    """Of a UE that waits for verdicts, one that looks ahead, and one in a stream, over links of 100 ms."""
     with base_station(ServeConfig(**SERVE, monitor="0")) as ready:
-        async with page(ready["monitor"], viewport={"width": 1280, "height": 900}) as (shown, wrong):
+        async with (
+            far(ready["bind"]) as address,
+            page(ready["monitor"], viewport={"width": 1280, "height": 900}) as (shown, wrong),
+        ):
             ues = [
-                asyncio.create_task(decode(ready["bind"], kind, 3000, 0.01, lookahead=lookahead))
+                asyncio.create_task(decode(address, kind, 3000, 0.01, lookahead=lookahead))
                 for kind, lookahead in (("coupled", 0), ("fh", 1), ("greedy", "stream"))
             ]
             rows = shown.locator("#ues tbody tr")

@@ -27,6 +27,10 @@ class StatusLine(Observer):
         self._rounds = self._tokens = self._passes = self._waiting = 0
         self._seconds = 0.0
 
+    def came_ahead(self, session: Session, tokens: int, draft_s: float) -> None:
+        """See `Observer.came_ahead`."""
+        self._further.came_ahead(session, tokens, draft_s)
+
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
         """See `Observer.round`."""
         self._rounds += 1

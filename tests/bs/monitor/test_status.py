@@ -47,6 +47,10 @@ def test_a_line_says_what_happened_since_the_last_one_and_the_next_observer_hear
     assert further.seen == ["round"] * 20 + ["pass"] * 2 + ["ended"]
 
 
+def test_the_next_observer_hears_of_everything() -> None:
+    assert {name for name in vars(Observer) if not name.startswith("_")} <= set(vars(StatusLine))
+
+
 async def test_nothing_is_said_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.02)
     line, said = StatusLine(SessionTable()), []
