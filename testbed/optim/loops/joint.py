@@ -21,13 +21,13 @@ from testbed.optim.loops.shares import divide, least_shares, log_root
 from testbed.optim.loops.state import CellState
 
 Bools = npt.NDArray[np.bool_]
-TURNS = 3
+TURNS = 2
 """Updates of μ, and of the mean pass."""
-KEEP = 6
+KEEP = 4
 """Choices of each UE that are weighed after the first turn: the best ones at its prices."""
 WIDE, NARROW = 20.0, 0.5
 """Half-widths of the bracket of log λ in the first turn and in the others."""
-PRECISION, STEPS = 0.01, 12
+PRECISION, STEPS = 0.01, 9
 """Of log λ, and evaluations at most."""
 NO_PRICES = Prices()
 

@@ -17,7 +17,7 @@ mean pass); a round stays for h passes and, unless it is in every pass, is in it
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +61,8 @@ class RoundChoices:
         fits = (window >= low[:, None]) & (window <= high[:, None])
         given = np.arange(self.modes) < np.array([len(ue.modes) for ue in ues])[:, None]
         self.allowed = (given[:, :, None] & fits[:, None, :]).reshape(len(ues), -1)
-        self.activity, self.joins = _column(ues, "activity"), _column(ues, "joins")
-        self.promise = np.array([ue.speed_tps or 0.0 for ue in ues])
+        columns = [(ue.activity, ue.joins, ue.speed_tps or 0.0) for ue in ues]
+        self.activity, self.joins, self.promise = np.array(columns, np.float64).T.copy()
         self.base_s, self.waits = cell.passes.c, cell.waits
 
     def _table(self, cell: CellState, window: Array) -> RoundTable:
@@ -72,16 +72,18 @@ class RoundChoices:
         token, fixed, asked, asked_bits, _, risk = (values[:, :, at, None] for at in range(values.shape[2]))
         most = len(window)
         alpha = np.array([[_by_position(mode.acceptance, most) for mode in each] for each in modes])
-        bits = _column(ues, "backlog_bits")[:, None, None] + fixed + window * (token + asked * asked_bits)
+        known = [(u.backlog_bits, u.draft_s, u.link_s, u.rate_bps, u.cached, u.draft_j, u.bit_j) for u in ues]
+        columns = np.array(known, np.float64).T[:, :, None, None]
+        backlog, draft_s, link_s, rate, cached, draft_j, bit_j = columns
+        bits = backlog + fixed + window * (token + asked * asked_bits)
         trips = 2 - (1 - asked) ** window
-        draft_s, link_s, rate = (_column(ues, name)[:, None, None] for name in ("draft_s", "link_s", "rate_bps"))
-        new, cached = window + 1, _column(ues, "cached")[:, None, None]
+        new = window + 1
         parts = (
             1 + np.cumsum(np.cumprod(alpha, axis=2), axis=2),
             window * draft_s + trips * link_s,
             bits / np.maximum(rate, LEAST_BPS),
             (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached,
-            window * _column(ues, "draft_j")[:, None, None] + bits * _column(ues, "bit_j")[:, None, None],
+            window * draft_j + bits * bit_j,
             window * risk,
         )
         shape = (len(ues), count, most)
@@ -112,10 +114,6 @@ def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Array = fixed_s + np.where(air_s > 0, air_s / shares, 0.0)
     return found
-
-
-def _column(ues: Any, name: str) -> Array:
-    return np.array([getattr(ue, name) for ue in ues], np.float64)
 
 
 def _by_position(acceptance: tuple[float, ...], most: int) -> tuple[float, ...]:
