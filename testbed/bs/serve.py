@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,16 +106,14 @@ def serve(
         if metrics is not None and meter is not None:
             metrics.add("power", meter.snapshot)
         thread = started_threads(1, f"{UNSTOPPABLE} engine")
-        deciding = started_threads(1, "rounds that take long to decide")
-        stack.callback(deciding.shutdown)
+        other = stack.enter_context(started_threads(1, "rounds that take long to decide"))
         loaded = thread.submit(_load_all, config, coefficients, pace).result()  # a signal does not wait for it
         stack.enter_context(loaded_heap_frozen())  # until the engine is closed, whose collections take long otherwise
         stack.callback(thread.shutdown)
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        runner = ThreadRunner(loaded.engine, thread, deciding)
-        asyncio.run(_run(config, runner, loaded, ready, metrics, monitor, meter, say))
+        asyncio.run(_run(config, (thread, other), loaded, ready, metrics, monitor, meter, say))
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coefficients | None) -> Loaded:
@@ -247,7 +246,7 @@ def _tokenizer(config: ServeConfig) -> str | None:
 
 async def _run(
     config: ServeConfig,
-    runner: EngineRunner,
+    threads: tuple[ThreadPoolExecutor, Executor],
     loaded: Loaded,
     ready: Ready,
     metrics: MetricsFile | None,
@@ -260,7 +259,7 @@ async def _run(
         sessions = session_table(config, loaded.engine.kv_tokens, link.owner)
         recent = Recent(sessions, text=config.monitor_text) if monitor else None
         status = StatusLine(sessions, recent)
-        station = _station(config, link, runner, loaded, sessions, status)
+        station = _station(config, link, ThreadRunner(loaded.engine, *threads), loaded, sessions, status)
 
         def count() -> dict[str, Any]:
             return station.metrics() | {"task_failures": dict(link.background.failures)}

@@ -21,14 +21,8 @@ import zmq.asyncio
 from testbed.channel.access import Gate, check_address
 from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following, parts
 from testbed.channel.keys import KEY_LENGTH, ClientKeys, ServerKeys
-from testbed.channel.limits.connections import (
-    CHECK_S,
-    CHECK_SHARE,
-    HANDSHAKE_S,
-    RECHECK_S,
-    Connections,
-    notice_gone_hosts,
-)
+from testbed.channel.limits.connections import HANDSHAKE_S, Connections
+from testbed.channel.limits.sockets import notice_gone_hosts
 from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.tasks import Background
@@ -252,7 +246,7 @@ class ZmqServerLink:
         """Wait for one message. Other tasks run at least every `TURN_S`, even if messages never cease."""
         if not self._checking and self.connections.watched:
             self._checking = True
-            self.background.start("connection limits", self._check)
+            self.background.start("connection limits", lambda: self.connections.watch(lambda: self._ready.waiting))
         while True:
             if self.connections.clogged:
                 await self._renew()
@@ -277,15 +271,6 @@ class ZmqServerLink:
             return self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-
-    async def _check(self) -> None:
-        """Check the limits of all connections periodically."""
-        took_s, again = 0.0, False
-        while True:
-            await asyncio.sleep(RECHECK_S if again else max(CHECK_S, took_s / CHECK_SHARE))
-            begun_s = time.perf_counter()
-            again = self.connections.check(drained=self._ready.waiting)
-            took_s = time.perf_counter() - begun_s
 
     def serves(self, peer: bytes) -> bool:
         """See `ServerLink.serves`."""

@@ -23,7 +23,7 @@ import msgspec
 from testbed.bs import serve
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest
 from testbed.bs.server import BaseStation
-from testbed.channel import connections
+from testbed.channel.limits import sockets
 from testbed.cli.main import run
 from testbed.errors import EngineError
 from testbed.tasks import beside
@@ -155,7 +155,7 @@ def main() -> None:
     if plan.most_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (plan.most_files, plan.most_files))
     if plan.gone_s is not None:
-        connections.GONE_S = plan.gone_s
+        sockets.GONE_S = plan.gone_s
     if plan.breakable:
         breakable(functools.partial(say, plan))
     if plan.heartbeat:

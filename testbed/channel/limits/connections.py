@@ -14,6 +14,7 @@ Works on Linux over TCP; elsewhere, and for `ipc://`, nothing is checked.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -21,10 +22,8 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-
-import zmq
 
 from testbed.channel.frames import PART_BYTES
 from testbed.channel.limits.arrivals import ADDRESS_AT_ONCE, ADDRESS_PER_S, Arrivals, ClosedAddresses, origin_of
@@ -60,10 +59,6 @@ TRIM_CHECKS = 20
 """Number of checks between a shutdown and the request to the C library to return freed memory to the system."""
 SHARE = 0.75
 """Share of the process's file descriptors that connections may take."""
-GONE_S = 60.0
-"""Silence of a peer's host after which TCP connections to it are closed."""
-PROBES = 3
-"""TCP keepalive probes in the second half of that time."""
 STUCK_CHECKS = 3
 """Number of consecutive checks after which a closed connection that libzmq keeps is stuck."""
 LOG = logging.getLogger(__name__)
@@ -157,6 +152,15 @@ class Connections:
     def clogged(self) -> bool:
         """Whether so many connections are stuck that the socket must be closed and opened again to end them."""
         return self.stuck > self._most // 2
+
+    async def watch(self, drained: Callable[[], bool]) -> None:
+        """Check the limits periodically, until cancelled; `drained`: see `check`."""
+        took_s, again = 0.0, False
+        while True:
+            await asyncio.sleep(RECHECK_S if again else max(CHECK_S, took_s / CHECK_SHARE))
+            begun_s = time.perf_counter()
+            again = self.check(drained())
+            took_s = time.perf_counter() - begun_s
 
     def taken(self, descriptor: int, excess: str = "", key: str = "") -> None:
         """Note that a complete message was taken; its sender, who owns `key`, is disconnected if it exceeds a bound,
@@ -269,15 +273,6 @@ class Connections:
                     yield descriptor, connected, known
                 except OSError:  # closed
                     continue
-
-
-def notice_gone_hosts(socket: zmq.Socket[bytes]) -> None:
-    """Have the kernel close connections to hosts that have vanished; otherwise it keeps idle ones for ever."""
-    for option, value in (
-        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, round(GONE_S / 2)), (zmq.TCP_KEEPALIVE_CNT, PROBES),
-        (zmq.TCP_KEEPALIVE_INTVL, round(GONE_S / 2 / PROBES)), (zmq.TCP_MAXRT, round(GONE_S * 1000)),
-    ):  # fmt: skip
-        socket.setsockopt(option, value)
 
 
 def _listens(opened: socket.socket) -> bool:

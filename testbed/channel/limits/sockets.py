@@ -13,6 +13,8 @@ import struct
 import termios
 from collections.abc import Iterable, Iterator
 
+import zmq
+
 from testbed.errors import no_descriptor
 
 TCP_CLOSE = 7
@@ -20,6 +22,10 @@ TCP_CLOSE = 7
 TCP_RECEIVED = 128
 """Offset of `tcpi_bytes_received` in Linux's `tcp_info`."""
 TCP_INFO_BYTES = 136
+GONE_S = 60.0
+"""Silence of a peer's host after which TCP connections to it are closed."""
+PROBES = 3
+"""TCP keepalive probes in the second half of that time."""
 DISCARDED_BYTES = 2**24
 """More than a receive buffer holds."""
 DESCRIPTORS = "/proc/self/fd"
@@ -104,3 +110,12 @@ def limit() -> int:
     """Number of descriptors that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**20 if soft == resource.RLIM_INFINITY else soft
+
+
+def notice_gone_hosts(socket: zmq.Socket[bytes]) -> None:
+    """Have the kernel close connections to hosts that have vanished; otherwise it keeps idle ones for ever."""
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, round(GONE_S / 2)), (zmq.TCP_KEEPALIVE_CNT, PROBES),
+        (zmq.TCP_KEEPALIVE_INTVL, round(GONE_S / 2 / PROBES)), (zmq.TCP_MAXRT, round(GONE_S * 1000)),
+    ):  # fmt: skip
+        socket.setsockopt(option, value)

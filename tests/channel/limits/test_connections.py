@@ -16,7 +16,8 @@ import pytest
 
 from testbed.channel.frames import MAX_IDENTITY_BYTES, MOST_FRAMES, OTHER_BYTES, PART_BYTES, parts
 from testbed.channel.limits.arrivals import CLOSED_S
-from testbed.channel.limits.connections import CHECK_S, CONFIRM_CHECKS, GONE_S, SPARE_BYTES, UNHEARD_BYTES, Connections
+from testbed.channel.limits.connections import CHECK_S, CONFIRM_CHECKS, SPARE_BYTES, UNHEARD_BYTES, Connections
+from testbed.channel.limits.sockets import GONE_S
 from testbed.channel.link import INBOX, ZmqLink, ZmqServerLink, new_identity
 from testbed.errors import LinkTimeout
 from tests.support.descriptors import no_descriptors_left
@@ -168,7 +169,7 @@ async def test_the_kernel_closes_connections_to_hosts_that_are_gone() -> None:
 
 async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BS is busy while a UE sends as much as it may: no disconnection, no loss."""
-    monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.02)
+    monkeypatch.setattr("testbed.channel.limits.connections.CHECK_S", 0.02)
     bs = ZmqServerLink("tcp://127.0.0.1:*", frame_bytes=FRAME_BYTES)
     try:
         with ue(bs) as link:
@@ -187,7 +188,7 @@ async def test_large_messages_that_wait_are_no_message_without_an_end(monkeypatc
 
 async def test_a_slow_message_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of the largest size that arrive slowly, over many checks, on one connection."""
-    monkeypatch.setattr("testbed.channel.link.CHECK_S", 0.01)
+    monkeypatch.setattr("testbed.channel.limits.connections.CHECK_S", 0.01)
     async with echo() as (bs, heard):
         with contextlib.closing(connect(bs.addresses[0], b"slow")) as slow:
             *others, last = parts([bytes(FRAME_BYTES)] * 2)
