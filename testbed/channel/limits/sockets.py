@@ -26,8 +26,8 @@ GONE_S = 60.0
 """Silence of a peer's host after which TCP connections to it are closed."""
 PROBES = 3
 """TCP keepalive probes in the second half of that time."""
-DISCARDED_BYTES = 2**24
-"""More than a receive buffer holds."""
+READ_BYTES, MOST_READS = 2**16, 256
+"""Bytes that are discarded at once, and how often: more than a receive buffer holds."""
 DESCRIPTORS = "/proc/self/fd"
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
@@ -97,7 +97,9 @@ def unread_by(connected: socket.socket) -> int:
 def discard(connected: socket.socket) -> None:
     """Shut a connection down without what was received on it but not read yet."""
     connected.shutdown(socket.SHUT_RDWR)
-    connected.recv(DISCARDED_BYTES, socket.MSG_TRUNC | socket.MSG_DONTWAIT)
+    for _ in range(MOST_READS):
+        if not connected.recv(READ_BYTES, socket.MSG_TRUNC | socket.MSG_DONTWAIT):
+            break
 
 
 def trim() -> None:
