@@ -108,6 +108,8 @@ class Intake:
         ids = read_ids(arrays)
         self._check_prompt(ids, message)
         _check_hints(message)
+        if message.stream > self.offer.max_window:
+            raise ProtocolError(f"stream with passes of {message.stream} tokens; at most {self.offer.max_window}")
         refusal, yielding = self.sessions.refusal(key, len(ids)), list[Session]()
         if refusal is not None and not (yielding := self.sessions.reclaimable(key, len(ids))):
             return Busy(session=message.session, reason=refusal, retry_s=RETRY_S), None
@@ -213,11 +215,9 @@ class Intake:
 
     def _check_prompt(self, ids: AnyArray, message: Open) -> None:
         self._check_ids(ids)
-        if len(ids) + max(message.max_tokens, 1) > self.offer.max_positions:
-            raise ProtocolError(
-                f"{len(ids)} tokens of prefix and {message.max_tokens} to come pass the context of "
-                f"{self.offer.max_positions}"
-            )
+        most, to_come = self.offer.max_positions, message.max_tokens
+        if len(ids) + max(to_come, 1) > most:
+            raise ProtocolError(f"{len(ids)} tokens of prefix and {to_come} to come pass the context of {most}")
         if message.protocol == TARGET_ONLY and message.max_tokens < 1:
             raise ProtocolError("target-only needs max_tokens of at least 1")
 

@@ -39,6 +39,17 @@ def test_bits_of_hidden_states_that_cannot_be_are_refused(bits: int) -> None:
     assert len(intake.sessions) == 0
 
 
+@pytest.mark.parametrize("window", [257, 2**31 - 1])
+def test_a_stream_whose_passes_exceed_the_largest_window_is_refused(window: int) -> None:
+    intake = Intake(Offer("synthetic", "", 512, 64, (), 4096), SessionTable())
+    opening = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=64, max_tokens=9, alone=True, stream=window)
+    with pytest.raises(ProtocolError, match=f"stream with passes of {window} tokens; at most 256"):
+        intake.open(b"ue", opening, IDS)
+    assert len(intake.sessions) == 0
+    reply, _ = intake.open(b"ue", replace(opening, stream=256), IDS)
+    assert isinstance(reply, Opened)
+
+
 async def test_hostile_levels_are_answered_and_end_nothing() -> None:
     async with station() as (_, address), client(address) as ue:
         number = ue.new_session()
