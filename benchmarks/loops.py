@@ -4,7 +4,7 @@ Time: random cells of 50 and 200 UEs, with greedy, FH and SH to choose from and 
 brute force on cells of up to 5 UEs, over all combinations of choices and shares in steps of 1/200; the code is that of
 the tests (`tests/optim/loops/cells.py`).
 
-Run from the repository: PYTHONPATH=. python benchmarks/loops.py [--json] [--cells N]
+Run from the repository: PYTHONPATH=. python benchmarks/loops.py [--json] [--cells N] [--csv FILE]
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.csv_file import write_csv
 from testbed.optim.loops.joint import decide
 from testbed.optim.loops.objectives import OBJECTIVES
 from testbed.optim.loops.state import CellState, UeState
@@ -34,9 +37,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--cells", type=int, default=200, help="small cells for each objective")
+    parser.add_argument("--csv", type=Path, help="file of the small cells")
     arguments = parser.parse_args()
     times = [timed(kind, ues) for kind in OBJECTIVES for ues in (50, 200)]
-    gaps = [gap(kind, arguments.cells) for kind in OBJECTIVES]
+    cells = [small(kind, seed) for kind in OBJECTIVES for seed in range(arguments.cells)]
+    if arguments.csv is not None:
+        write_csv(arguments.csv, cells)
+    gaps = [gap(kind, [row["share"] for row in cells if row["objective"] == kind]) for kind in OBJECTIVES]
     report = {"host": results.host(), "times": times, "gaps": gaps}
     if arguments.json:
         print(json.dumps(report))
@@ -76,17 +83,20 @@ def _ue(rng: np.random.Generator) -> UeState:
     )  # fmt: skip
 
 
-def gap(kind: str, cells: int) -> dict[str, Any]:
-    """Shares of the optimum that are reached: of the goodput, or of the geometric mean of the speeds."""
-    found = []
-    for seed in range(cells):
-        rng = np.random.default_rng(seed)
-        ues = int(rng.integers(1, MOST + 1))
-        cell = random_cell(rng, ues)
-        value, best = decide(cell, OBJECTIVES[kind]).value, brute_force(cell, kind)
-        found.append(math.exp((value - best) / ues) if kind == "fair" else value / best)
-    least, p5, median = np.quantile(found, [0.0, 0.05, 0.5]).tolist()
-    return {"objective": kind, "cells": cells, "least": least, "p5": p5, "median": median}
+def small(kind: str, seed: int) -> dict[str, Any]:
+    """Decision and optimum of a small cell; the share is of the goodput, or of the geometric mean of the speeds."""
+    rng = np.random.default_rng(seed)
+    ues = int(rng.integers(1, MOST + 1))
+    cell = random_cell(rng, ues)
+    value, best = decide(cell, OBJECTIVES[kind]).value, brute_force(cell, kind)
+    share = math.exp((value - best) / ues) if kind == "fair" else value / best
+    return {"objective": kind, "seed": seed, "ues": ues, "value": value, "optimum": best, "share": share}
+
+
+def gap(kind: str, shares: Sequence[float]) -> dict[str, Any]:
+    """Distribution of the shares of the optimum."""
+    least, p5, median = np.quantile(shares, [0.0, 0.05, 0.5]).tolist()
+    return {"objective": kind, "cells": len(shares), "least": least, "p5": p5, "median": median}
 
 
 if __name__ == "__main__":
