@@ -1,16 +1,16 @@
-"""Speed of each series of a sweep against the best synchronous window of the same point.
+"""Speed of each series of a sweep against the fastest of some others at the same point, by default synchronous windows.
 
-Series named "K = …" are synchronous windows. Intervals are paired: a bootstrap over the prompts of the ratio of all
-time of the best window to all time of the series. Passes, drafted and void tokens and bytes are means per committed
-token, as is the drafting time that was hidden.
+Intervals are paired: a bootstrap over the prompts of the ratio of all time of the fastest to all time of the series.
+Passes, drafted and void tokens, bytes and hidden drafting time are means per committed token.
 
-Run: python benchmarks/frontier.py SWEEP_DIRECTORY [--by rtt_ms,rate_mbps] [--rows FILE.csv]
+Run: python benchmarks/frontier.py SWEEP_DIRECTORY [--by rtt_ms] [--against "K = .*"] [--rows FILE.csv]
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -23,7 +23,6 @@ from testbed.intervals import Bootstrap
 
 COLUMNS = ("request", "tokens", "rounds", "latency_s", "uplink_bytes", "downlink_bytes", "lossless")
 SUMS = ("drafted", "drafted_ahead", "void", "hidden_s")
-SYNCHRONOUS = "K = "
 
 Requests = dict[str, list[Any]]
 
@@ -61,7 +60,8 @@ def main() -> None:
     """Print a line of CSV for each point and series, and write the requests behind them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path)
-    parser.add_argument("--by", default="rtt_ms,rate_mbps")
+    parser.add_argument("--by", default="rtt_ms")
+    parser.add_argument("--against", default="K = .*")
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     keys = options.by.split(",")
@@ -71,7 +71,7 @@ def main() -> None:
         points[tuple(part.row[key] for key in keys)][part.row["series"]] = requests_of(part)
     out: Any = None
     for place, series in points.items():
-        windows = {name: one for name, one in series.items() if name.startswith(SYNCHRONOUS)}
+        windows = {name: one for name, one in series.items() if re.fullmatch(options.against, name)}
         best = min(windows, key=lambda name: sum(windows[name]["latency_s"]))
         for name, own in series.items():
             row = {**dict(zip(keys, place, strict=True)), **compared(name, own, windows[best]), "best": best}
