@@ -8,7 +8,17 @@ import msgspec
 
 from testbed.channel.csi import Csi
 from testbed.errors import ProtocolError
-from testbed.protocols.messages import Busy, Draft, Open, Pong, Verdict
+from testbed.protocols.messages import (
+    NO_HINT,
+    Busy,
+    Draft,
+    NeedHidden,
+    Open,
+    Opened,
+    Pong,
+    Verdict,
+    Welcome,
+)  # fmt: skip
 from testbed.protocols.sampling import FULL_BITS, MOST_TOP, Q_BITS
 
 
@@ -23,6 +33,8 @@ class Range(NamedTuple):
 MAX_HIDDEN = 2**14
 """Largest hidden size of a drafter; the BS allocates the hidden states that it requests by it."""
 _COUNT = Range(0, 2**31 - 1)
+_ID = Range(-1, 2**31 - 1)
+"""Ids of tokens, and -1 in place of none."""
 _ROUND = Range(0, 2**32 - 1)
 """Rounds counted on by the BS still fit a message."""
 _DURATION = Range(0, 86_400, " s")
@@ -62,7 +74,24 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "rssi_dbm": _POWER,
         "time_s": _CLOCK,
     },
+    Welcome: {
+        "hidden_size": _COUNT,
+        "vocab_size": _COUNT,
+        "end_ids": _ID,
+        "max_window": _COUNT,
+        "max_positions": _COUNT,
+    },
+    Opened: {"length": _COUNT},
+    NeedHidden: {"round": _ROUND, "count": _COUNT},
     Verdict: {
+        "round": _ROUND,
+        "accepted": _COUNT,
+        "token": _ID,
+        "candidates": _COUNT,
+        "queried": _COUNT,
+        "batch_size": _COUNT,
+        "window": Range(NO_HINT, _COUNT.most),
+        "kept": _COUNT,
         "queue_s": _MEASURED,
         "verify_s": _MEASURED,
         "judge_s": _MEASURED,
@@ -72,10 +101,10 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "draft": _ROUND,
         "joined": _COUNT,
     },
-    Busy: {"retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
+    Busy: {"round": _ROUND, "retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
     Pong: {"time_s": _CLOCK},
 }
-"""Ranges by message (or part of one) and field; None is in every range."""
+"""Ranges by message (or part of one) and field, of a tuple those of its elements; None is in every range."""
 
 
 def check_ranges(message: msgspec.Struct) -> None:
@@ -85,9 +114,10 @@ def check_ranges(message: msgspec.Struct) -> None:
         ProtocolError: one is out of its range.
     """
     for name, (least, most, unit) in RANGES.get(type(message), {}).items():
-        value = getattr(message, name)
-        if value is not None and not least <= value <= most:
-            raise ProtocolError(f"{name} must lie in {_text(least)}..{_text(most)}{unit}, not {value}")
+        given = getattr(message, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None and not least <= value <= most:
+                raise ProtocolError(f"{name} must lie in {_text(least)}..{_text(most)}{unit}, not {value}")
     if isinstance(message, Draft) and message.csi is not None:
         check_ranges(message.csi)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Union
 
 import msgspec
+from msgspec.structs import astuple
 
 from testbed.channel.link import new_identity
 from testbed.config import DemoConfig, RunConfig, load, resolved
@@ -33,6 +34,7 @@ NAME = "journal"
 PROFILE = "profile.yaml"
 """Profile of a virtual demo: the given one, or what was measured."""
 SCHEMA = 1
+MOST_INT = 2**63 - 1
 ELSEWHERE = frozenset({"bs", "local_bs", "keys", "insecure", "timeout_s", "failover_s"})
 """Configuration fields that may differ when the run is resumed."""
 
@@ -236,7 +238,7 @@ def _digest(work: Workload) -> str:
 
 
 def _read(file: BinaryIO, path: Path) -> tuple[Heading, Shared | None, list[Outcome], int]:
-    """Heading, what the BS serves, outcomes, and the end of the last complete block."""
+    """Heading, what the BS serves, outcomes that results can hold, and the end of the last complete block."""
     try:
         blocks = _blocks(file)
         first = next(blocks, None)
@@ -251,12 +253,19 @@ def _read(file: BinaryIO, path: Path) -> tuple[Heading, Shared | None, list[Outc
             found: Outcome | tuple[Shared] = msgspec.msgpack.decode(block, type=BLOCK)
             if isinstance(found, tuple):
                 (shared,) = found
-            else:
+            elif _writable(found):
                 done.append(found)
             end = file.tell()
     except (msgspec.DecodeError, RecursionError) as exc:
         raise BadInput(f"{path} is not a journal of this version: {exc}") from exc
     return heading, shared, done, end
+
+
+def _writable(outcome: Outcome) -> bool:
+    """Whether the columns of results can hold an outcome's integers; a base station may have lied in one."""
+    record = outcome.record
+    parts = (astuple(outcome), astuple(record), record.token_ids, *map(astuple, record.rounds))
+    return all(value <= MOST_INT for part in parts for value in part if isinstance(value, int))
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -97,6 +98,24 @@ def test_numbers_come_back_as_they_were(tmp_path: Path, gap: float) -> None:
     again.close()
     assert found.latency_s == 0.1 + 0.2
     assert found.rounds[0].gap == gap or (math.isnan(gap) and math.isnan(found.rounds[0].gap))
+
+
+@pytest.mark.parametrize("name", ["candidates", "queried", "batch_size", "kept", "hint"])
+def test_requests_with_numbers_that_results_cannot_hold_are_decoded_again(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    journal = Journal.begin(path, CONFIG, work())
+    lied = outcome(0)
+    lied.record.rounds[1] = msgspec.structs.replace(lied.record.rounds[1], **{name: 2**63})
+    for one in (lied, outcome(1)):
+        journal.add(one)
+    journal.close()
+    assert kept(path).startswith(f"finished requests kept in {path}: 1;")
+    again = Journal.resume(path, CONFIG, work())
+    assert again.done == [outcome(1)]
+    again.add(outcome(0))
+    again.close()
+    with contextlib.closing(Journal.resume(path, CONFIG, work())) as third:
+        assert third.done == [outcome(1), outcome(0)]
 
 
 def test_only_the_same_run_is_gone_on_with(tmp_path: Path) -> None:
