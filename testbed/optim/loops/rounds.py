@@ -17,6 +17,7 @@ mean pass); a round stays for h passes and, unless it is in every pass, is in it
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -68,10 +69,12 @@ class RoundChoices:
     def _table(self, cell: CellState, window: Array) -> RoundTable:
         ues, times, count = cell.ues, cell.passes, self.modes
         modes = [(*ue.modes, *[ue.modes[0]] * (count - len(ue.modes))) for ue in ues]
-        values = np.array([[mode[2:] for mode in each] for each in modes])
+        flat = [mode for each in modes for mode in each]
+        values = np.array([mode[2:] for mode in flat]).reshape(len(ues), count, -1)
         token, fixed, asked, asked_bits, _, risk = (values[:, :, at, None] for at in range(values.shape[2]))
         most = len(window)
-        alpha = np.array([[_by_position(mode.acceptance, most) for mode in each] for each in modes])
+        positions = chain.from_iterable(_by_position(mode.acceptance, most) for mode in flat)
+        alpha = np.fromiter(positions, np.float64, len(flat) * most).reshape(len(ues), count, most)
         known = [(u.backlog_bits, u.draft_s, u.link_s, u.rate_bps, u.cached, u.draft_j, u.bit_j) for u in ues]
         columns = np.array(known, np.float64).T[:, :, None, None]
         backlog, draft_s, link_s, rate, cached, draft_j, bit_j = columns
