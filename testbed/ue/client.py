@@ -11,10 +11,10 @@ from collections.abc import Collection
 from typing import Any
 
 from testbed.channel.link import Link
-from testbed.clock import Clock, WallClock
+from testbed.clock import Clock, WallClock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError, TestbedError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
-from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome
+from testbed.protocols.messages import VERSION, Busy, Fault, Hello, Message, Ping, Pong, Welcome
 from testbed.protocols.ranges import check_ranges
 from testbed.tasks import cancel
 
@@ -94,6 +94,8 @@ class Client:
         self._numbers = itertools.count(first_session)
         self._pings = itertools.count()
         self._reader: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+        """Set when another BS serves, or the connection ends; waits that come later have a new one."""
         self.welcome: Welcome | None = None
         self._silent_since_s: float | None = None
         self._warned = False
@@ -207,6 +209,27 @@ class Client:
             LOG.warning("the BS has not answered for %.0f s (timeout: %g s)", silence_s, self.timeout_s)
         return silence_s
 
+    async def wait_out(self, busy: Busy, since_s: float) -> None:
+        """Wait as long as a BS asks that refuses for now, at most until another one serves.
+
+        Args:
+            since_s: time from which the timeout counts.
+
+        Raises:
+            LinkTimeout: the timeout comes before that.
+        """
+        left_s = self.timeout_s - (self.clock.time() - since_s)
+        try:
+            await within(max(0.0, min(busy.retry_s, left_s)), self._moved.wait())
+        except asyncio.TimeoutError:
+            if busy.retry_s > left_s:
+                raise LinkTimeout(f"the BS refuses for {busy.retry_s:g} s: {busy.reason}") from None
+
+    def _wake_waiting(self) -> None:
+        """End the waits that a BS asked for."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
     def waits(self) -> list[float]:
         """Waiting times before each resend; their sum is the timeout."""
         waits: list[float] = []
@@ -230,6 +253,7 @@ class Client:
             LOG.error("receiving from the BS failed", exc_info=error)
         for mailbox in self._mail.values():
             mailbox.fail(LinkError("the connection is closed"))
+        self._wake_waiting()
 
     async def _read(self) -> None:
         while True:

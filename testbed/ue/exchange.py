@@ -141,11 +141,11 @@ class SessionExchanges:
                     self.ahead.known = False
             elif isinstance(message, Resync | Busy):
                 unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
-                await self._send_again(message, window)
+                await self._send_again(message, window, start_s)
 
-    async def _send_again(self, message: Resync | Busy, window: OutgoingWindow) -> None:
+    async def _send_again(self, message: Resync | Busy, window: OutgoingWindow, start_s: float) -> None:
         """Open the session again and send the window; one that was sent ahead is unknown to the BS now."""
-        await self._reopen(message, window.draft.round)
+        await self._reopen(message, window.draft.round, start_s)
         self._unanswered = 0
         if self.ahead is not None:
             self.ahead.known = False
@@ -211,7 +211,7 @@ class SessionExchanges:
                 unknown -= 1
             elif isinstance(message, Resync | Busy) and not late:
                 unknown, self._unanswered = max(0, self._unanswered - 1), 0
-                await self._reopen(message, draft.round)
+                await self._reopen(message, draft.round, start_s)
 
     async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:
         """The session's next message but `Opened`; None after `wait_s` of silence.
@@ -234,11 +234,11 @@ class SessionExchanges:
                 return packet
             self.opened_bytes += packet.size_bytes
 
-    async def _reopen(self, message: Resync | Busy, round_: int) -> None:
+    async def _reopen(self, message: Resync | Busy, round_: int, start_s: float) -> None:
         """Open the session again after the BS has lost or refused it; after a refused draft, only wait."""
         if isinstance(message, Busy):
             if message.speed_tps is None:
-                await self._clock.sleep(message.retry_s)
+                await self._client.wait_out(message, start_s)
             else:
                 self._refused(message)
         if isinstance(message, Resync) or message.round is None:

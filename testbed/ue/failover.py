@@ -280,3 +280,4 @@ class FailoverClient(Client):
         for session, mailbox in self._mail.items():
             if session >= 0 and mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
+        self._wake_waiting()

@@ -99,7 +99,7 @@ class _TokenStream:
 
         Raises:
             AdmissionError: the BS cannot guarantee the speed.
-            LinkTimeout: no token in time.
+            LinkTimeout: no token in time, or a refusal for longer than the timeout.
             ProtocolError: the BS refuses.
         """
         if self._session is None:
@@ -165,7 +165,7 @@ class _TokenStream:
     async def _refused(self, busy: Busy) -> None:
         """Wait until the BS may admit the request, or ask for the speed it offers."""
         if busy.speed_tps is None:
-            await self._client.clock.sleep(busy.retry_s)
+            await self._client.wait_out(busy, self._client.clock.time())
         elif self._accept_slower and busy.speed_tps > 0:
             self._request = msgspec.structs.replace(self._request, speed_tps=busy.speed_tps)
         else:

@@ -10,15 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.head import BudgetJudge
 from testbed.bs.server import BaseStation
 from testbed.channel.link import ZmqLink, new_identity
-from testbed.clock import WallClock
+from testbed.clock import WallClock, within
 from testbed.errors import LinkTimeout, ModelError
 from testbed.protocols import TARGET_ONLY, protocol
+from testbed.protocols.messages import Busy
 from testbed.protocols.methods import Ahead, run_method
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
@@ -173,6 +175,43 @@ async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_ba
         assert (await decode(client, method, 40)).token_ids == before
         assert where.rounds()[0] > seen[0] and where.rounds()[1] == seen[1]
         await until(lambda: where.sessions() == [0, 0])
+
+
+def refusing(bs: BaseStation, method: str, retry_s: float, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A base station that refuses each window, or request, for `retry_s`; returns what it refuses."""
+    refused: list[Any] = []
+
+    def answer(peer: bytes, message: Any, *_: Any, **__: Any) -> Any:
+        refused.append(message)
+        busy = Busy(session=message.session, reason="full", retry_s=retry_s, round=getattr(message, "round", None))
+        return busy if method != TARGET_ONLY else (replace_struct(busy, round=None), None)
+
+    monkeypatch.setattr(bs._intake, "open" if method == TARGET_ONLY else "draft", answer)
+    return refused
+
+
+@pytest.mark.parametrize("method", ["greedy", TARGET_ONLY])
+async def test_a_wait_that_a_base_station_asked_for_ends_when_another_one_serves(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site() as where, roaming(where) as client:
+        refused = refusing(where.bss[0], method, 86_400.0, monkeypatch)
+        decoding = asyncio.create_task(decode(client, method, 20))
+        await until(lambda: refused)
+        await asyncio.sleep(0.1)
+        where.relays[0].down = True
+        assert (await within(8.0, decoding)).token_ids == own(PROMPT, 20)
+        assert client.moves == [where.addresses[1]]
+
+
+@pytest.mark.parametrize("method", ["greedy", TARGET_ONLY])
+async def test_a_wait_that_a_base_station_asked_for_ends_with_the_timeout(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(1) as where, roaming(where, 1.0) as client:
+        refusing(where.bss[0], method, 86_400.0, monkeypatch)
+        with pytest.raises(LinkTimeout, match="the BS refuses for 86400 s: full"):
+            await within(5.0, decode(client, method, 20))
 
 
 async def test_a_quality_budget_goes_along() -> None:
