@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from testbed.channel.link import Link
@@ -132,9 +133,7 @@ class Client:
         times = []
         for token in itertools.islice(self._pings, count):
             start_s = self.clock.time()
-            packet = await self.ask(-1, Ping(token=token))
-            while _late(packet.message, token):
-                packet = await self.receive(-1, self.timeout_s)
+            packet = await self.ask(-1, Ping(token=token), functools.partial(_late, token=token))
             if not isinstance(packet.message, Pong):
                 raise ProtocolError(f"expected Pong, got {type(packet.message).__name__}")
             times.append(self.clock.time() - start_s)
@@ -147,8 +146,7 @@ class Client:
         token = next(self._pings)
         try:
             await self.send(Ping(token=token, served=self.served))
-            while _late(message := (await self.receive(-1, within_s)).message, token):
-                pass
+            message = (await self._answer(-1, within_s, functools.partial(_late, token=token))).message
         except LinkError:
             return "the BS does not answer"
         return message.reason if isinstance(message, Fault) else ""
@@ -178,6 +176,8 @@ class Client:
             error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
             raise LinkError("the connection is closed") from error
         try:
+            if timeout_s <= 0:  # also where messages never cease
+                raise asyncio.TimeoutError
             packet = await self._mail[session].get(timeout_s)
         except asyncio.TimeoutError as exc:
             silence_s = self._note_silence(timeout_s)
@@ -188,15 +188,24 @@ class Client:
             self._warned = False
         return packet
 
-    async def ask(self, session: int, message: Message) -> Packet[Any]:
-        """Send a message and return the answer; resends it until the timeout."""
+    async def ask(
+        self, session: int, message: Message, late: Callable[[Message], bool] = lambda message: False
+    ) -> Packet[Any]:
+        """Send a message and return the first answer that is not `late`; resends it until the timeout."""
         for wait_s in self.waits():
             await self.send(message)
             with contextlib.suppress(LinkTimeout):
-                return await self.receive(session, wait_s)
+                return await self._answer(session, wait_s, late)
         raise LinkTimeout(
             f"the BS did not answer within {self.timeout_s:g} s (is it running, and is the address right?)"
         )
+
+    async def _answer(self, session: int, wait_s: float, late: Callable[[Message], bool]) -> Packet[Any]:
+        """The first message that is not `late`, within `wait_s` in all."""
+        until_s = self.clock.time() + wait_s
+        while late((packet := await self.receive(session, until_s - self.clock.time())).message):
+            pass
+        return packet
 
     def _note_silence(self, waited_s: float) -> float:
         """Seconds without an answer. Warns once where a person waits in vain; in virtual time nobody does."""

@@ -99,6 +99,40 @@ async def test_what_nobody_reads_is_not_kept_without_end() -> None:
     assert (await mailbox.get(1.0)).message.token == -1
 
 
+class Dripping(Twice):
+    """A link to a BS that answers other handshakes than those that it is asked."""
+
+    async def recv(self, timeout_s: float) -> Any:
+        if not self.mail.empty():
+            return await super().recv(timeout_s)
+        await asyncio.sleep(0.02)
+        return Received([bytes(frame) for frame in encode(Pong(token=2**40))], 0)
+
+    def answer(self, message: Any) -> None:
+        if isinstance(message, Welcome):
+            super().answer(message)
+
+
+async def test_answers_to_other_handshakes_do_not_prolong_the_wait() -> None:
+    client = Client(Dripping(), WallClock(), first_session=0, timeout_s=0.5)
+    await client.connect("", 1)
+    assert await within(3.0, client.trouble(0.3)) == "the BS does not answer"
+    with pytest.raises(LinkTimeout, match=r"did not answer within 0.5 s"):
+        await within(3.0, client.rtt_s(2))
+    await client.close()
+
+
+async def test_messages_that_never_cease_do_not_prolong_a_wait_that_is_over() -> None:
+    client = Client(Nobody(), WallClock(), first_session=0, timeout_s=5.0)
+    client._reader = asyncio.ensure_future(asyncio.sleep(5))
+    session = client.new_session()
+    client._mail[session].put(Packet(Pong(token=1), {}, 0))
+    with pytest.raises(LinkTimeout):
+        await client.receive(session, 0.0)
+    assert (await client.receive(session, 1.0)).message == Pong(token=1)
+    await client.close()
+
+
 class Nobody:
     """A link to a BS that is not there."""
 

@@ -19,6 +19,8 @@ KEEP_TOKEN, KEEP_PASS = 0.99, 0.9
 LINKS = 16
 """Number of recent windows; the shortest of their times on the link counts, since the others include a wait for the
 previous pass."""
+LEAST_PASS_S = 1e-6
+"""Time that a pass takes at least, whatever the BS says."""
 CHOOSE_PASSES = 8
 """Number of passes between two comparisons of all settings."""
 CHANGE = 0.03
@@ -90,6 +92,7 @@ class StreamChoice:
         """
         self._committed += committed
         self._passes += 1
+        seconds = max(LEAST_PASS_S, seconds)
         if joined:
             self._joined.add(seconds)
             self._size.add(joined)

@@ -97,6 +97,7 @@ class StreamDrafting:
         """
         self._windows.begin(prompt)
         self._room, self._ends, self._join = room, ends, join
+        self._begun_s = self._clock.time()
         if self._model is not None:
             self._model.begin(list(prompt))
 
@@ -131,13 +132,14 @@ class StreamDrafting:
             ProtocolError: see `JoiningWindows.verified`.
         """
         ids = self._windows.verified(verdict)
+        bs_s = min(max(0.0, verdict.bs_s), self._clock.time() - self._begun_s)
         if self._new:
-            self._choice.linked(seconds - verdict.bs_s)
+            self._choice.linked(seconds - bs_s)
         else:
-            self._choice.passed(verdict.joined, verdict.bs_s, verdict.accepted + 1)
+            self._choice.passed(verdict.joined, bs_s, verdict.accepted + 1)
         sent_s = self._sent_s.get(self._windows.length + verdict.joined)
         if verdict.joined and sent_s is not None:
-            self._choice.linked(self._clock.time() - sent_s - verdict.bs_s)
+            self._choice.linked(self._clock.time() - sent_s - bs_s)
             self._drafting_s = max(0.0, sent_s - (self._clock.time() - seconds))
         self._new = False
         return ids
