@@ -10,7 +10,8 @@ from testbed.bs.intake import Offer
 from testbed.bs.sessions import SessionTable
 from testbed.channel.access import check_address, require_keys
 from testbed.channel.keys import load_server
-from testbed.channel.link import MAX_MESSAGE_BYTES, ZmqServerLink
+from testbed.channel.link import MAX_MESSAGE_BYTES
+from testbed.channel.server_link import ZmqServerLink
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.protocols.ranges import MAX_HIDDEN

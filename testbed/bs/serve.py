@@ -40,7 +40,7 @@ from testbed.bs.scheduling.self_profile import self_profile
 from testbed.bs.scheduling.window_hints import Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.channel.link import ZmqServerLink
+from testbed.channel.server_link import ZmqServerLink
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.decision_head.head import INFO, WEIGHTS

@@ -14,7 +14,8 @@ import zmq
 
 from testbed.channel.access import RELOAD_S, AllowList, is_loopback, require_keys
 from testbed.channel.keys import ClientKeys, entries, load_client, load_server, new_client, new_server, revoke
-from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.server_link import ZmqServerLink
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from tests.support.descriptors import no_descriptors_left
 from tests.support.refusals import refuse

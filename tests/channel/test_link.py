@@ -14,7 +14,8 @@ import zmq
 
 from testbed.channel.access import check_address
 from testbed.channel.frames import PART_BYTES, parts
-from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.server_link import ZmqServerLink
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -126,7 +127,7 @@ async def test_other_tasks_run_although_messages_never_cease(monkeypatch: pytest
         while (first := bs._take()) is None:
             await asyncio.sleep(0.001)
         monkeypatch.setattr(bs, "_take", lambda: first)
-        monkeypatch.setattr("testbed.channel.link.following", lambda *_: ([b"again"], ""))
+        monkeypatch.setattr("testbed.channel.server_link.following", lambda *_: ([b"again"], ""))
         beats, until_s = 0, time.monotonic() + 0.3
 
         async def beat() -> None:

@@ -16,7 +16,8 @@ from testbed.bs.judging.base import Judge, StrictJudge
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
-from testbed.channel.link import ZmqLink, ZmqServerLink, new_identity
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.server_link import ZmqServerLink
 from testbed.clock import WallClock
 from testbed.ue.client import Client
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from testbed import __version__
 from testbed.channel.access import check_address, require_keys
 from testbed.channel.keys import load_server
-from testbed.channel.link import ZmqServerLink
+from testbed.channel.server_link import ZmqServerLink
 from testbed.errors import BadInput, ProtocolError, TestbedError
 from testbed.experiments.agent.files import Files, free_bytes
 from testbed.experiments.agent.runner import OrderRunner

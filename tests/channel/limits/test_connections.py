@@ -18,7 +18,8 @@ from testbed.channel.frames import MAX_IDENTITY_BYTES, MOST_FRAMES, OTHER_BYTES,
 from testbed.channel.limits.arrivals import CLOSED_S
 from testbed.channel.limits.connections import CHECK_S, CONFIRM_CHECKS, SPARE_BYTES, UNHEARD_BYTES, Connections
 from testbed.channel.limits.sockets import GONE_S
-from testbed.channel.link import INBOX, ZmqLink, ZmqServerLink, new_identity
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.server_link import INBOX, ZmqServerLink
 from testbed.errors import LinkTimeout
 from tests.support.descriptors import no_descriptors_left
 from tests.support.zmtp import GREETING, connect, dial, frame, ready

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from testbed.channel.csi import Csi
-from testbed.channel.link import ZmqServerLink
 from testbed.channel.measuring.iperf3 import Throughput
 from testbed.channel.measuring.offset import clock_offset
 from testbed.channel.measuring.probe import Estimate
 from testbed.channel.measuring.wifi import WifiState, WifiStation
+from testbed.channel.server_link import ZmqServerLink
 from testbed.channel.spec import ChannelSpec
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, LinkError, LinkTimeout
