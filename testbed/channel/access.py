@@ -84,7 +84,7 @@ class Gate:
     everyone who knows the BS's public key.
 
     Args:
-        arrived: counts a handshake from an address; returns False if it is one too many.
+        arrived: counts a handshake from an address, with a key; returns False if it is refused.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Gate:
         context: zmq.asyncio.Context,
         keys: ServerKeys,
         background: Background,
-        arrived: Callable[[str], bool] = lambda _: True,
+        arrived: Callable[[str, str], bool] = lambda *_: True,
     ) -> None:
         self._keys, self.allowed, self._arrived = keys, AllowList(keys.directory), arrived
         self._arrivals = Arrivals(KEY_AT_ONCE, KEY_PER_S)
@@ -119,9 +119,9 @@ class Gate:
         if len(message) != 7:
             return False
         _, _, _, address, _, _, credential = message
-        if not self._arrived(address.decode("ascii", "replace")):
-            return True
         key = z85.encode(credential)
+        if not self._arrived(address.decode("ascii", "replace"), key.decode()):
+            return True
         return self.allowed.callback("", key) and not self._arrivals.take(key, time.monotonic())
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:

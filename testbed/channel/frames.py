@@ -41,18 +41,17 @@ def following(first: zmq.Frame, socket: zmq.Socket[bytes], frame_bytes: int) -> 
         frame_bytes: largest frame.
 
     Returns:
-        The frames, and which bound the message exceeds (empty: none); then there are no frames. libzmq has already
-        received all parts.
+        The frames, and which bound the message exceeds (empty: none); then there are no frames, and the socket may have
+        further parts of the message (RCVMORE). libzmq has already received all of them.
     """
     most_bytes = frame_bytes + OTHER_BYTES
     most_parts = MOST_FRAMES + most_bytes // PART_BYTES
     kept: list[zmq.Frame] = []
     size, part = 0, first
-    while part.more:
+    while part.more and len(kept) <= most_parts:
         part = socket.recv(zmq.NOBLOCK, copy=False)
         size += len(part)
-        if len(kept) <= most_parts and size <= most_bytes:
-            kept.append(part)
+        kept.append(part)
     if len(first) > MAX_IDENTITY_BYTES:
         return [], f"an identity of more than {MAX_IDENTITY_BYTES} bytes"
     if size > most_bytes:
@@ -63,6 +62,11 @@ def following(first: zmq.Frame, socket: zmq.Socket[bytes], frame_bytes: int) -> 
     if any(len(frame) > frame_bytes for frame in frames):
         return [], f"a frame of more than {frame_bytes} bytes"
     return frames, ""
+
+
+def skipped(socket: zmq.Socket[bytes], most: int) -> bool:
+    """Take at most so many further parts of a message; returns whether it has ended."""
+    return any(not socket.recv(zmq.NOBLOCK, copy=False).more for _ in range(most))
 
 
 def whole(received: Sequence[zmq.Frame]) -> list[bytes]:

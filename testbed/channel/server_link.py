@@ -12,9 +12,10 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.access import Gate, check_address
-from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following
+from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following, skipped
 from testbed.channel.keys import KEY_LENGTH, ServerKeys
-from testbed.channel.limits.connections import HANDSHAKE_S, Connections
+from testbed.channel.limits.connections import Connections
+from testbed.channel.limits.crowd import HANDSHAKE_S
 from testbed.channel.limits.sockets import notice_gone_hosts
 from testbed.channel.link import MAX_MESSAGE_BYTES
 from testbed.channel.readiness import Readiness
@@ -30,6 +31,9 @@ NAMELESS = b"\0"
 """First byte of libzmq's own identities, as of connections that lost theirs: nobody would close their sessions."""
 TURN_S = 2e-3
 """Time after which the BS lets other tasks run although further messages have come."""
+SKIPPED_AT_ONCE, MOST_SKIPPED = 1000, 250_000
+"""Parts of messages with too many that are taken before other tasks run, and before the socket is opened anew, which
+frees all of them at once."""
 RENEW_S = 10.0
 """Longest time to bind again."""
 LOG = logging.getLogger(__name__)
@@ -50,6 +54,8 @@ class ZmqServerLink:
         """Tasks of the process beside its main work; cancelled by `close`."""
         self._frame_bytes, self._checking, self._turn_s = frame_bytes, False, 0.0
         """Time since which the receiver has had the event loop to itself."""
+        self._skipped = 0
+        """Parts that were skipped since the socket was opened."""
         self.connections = Connections(frozenset(), frame_bytes + OTHER_BYTES, INBOX)
         self._context = zmq.asyncio.Context()
         self._gate = None if keys is None else Gate(self._context, keys, self.background, self.connections.arrived)
@@ -82,13 +88,13 @@ class ZmqServerLink:
             self._socket.setsockopt(option, value)
         notice_gone_hosts(self._socket)
 
-    async def _renew(self) -> None:
+    async def _renew(self, why: str) -> None:
         """Close all connections, which UEs open again at once, and with them those that libzmq keeps for ever."""
-        LOG.warning("%d connections do not end: all are closed, and UEs connect again", self.connections.stuck)
+        LOG.warning("%s: all connections are closed, and UEs connect again", why)
         self._ready.close()
         self._socket.close()
         self._open(self.addresses)
-        self.connections.stuck = 0
+        self.connections.stuck = self._skipped = 0
         until_s = time.monotonic() + RENEW_S
         for address in sorted(self.addresses, reverse=True):  # tcp:// first: the old socket removes the file of ipc://
             while True:  # until libzmq's own thread has ended it
@@ -116,7 +122,9 @@ class ZmqServerLink:
             self.background.start("connection limits", lambda: self.connections.watch(lambda: self._ready.waiting))
         while True:
             if self.connections.clogged:
-                await self._renew()
+                await self._renew(f"{self.connections.stuck} connections do not end")
+            if self._socket.getsockopt(zmq.RCVMORE):
+                await self._skip()
             if time.monotonic() - self._turn_s > TURN_S:
                 await asyncio.sleep(0)
                 self._turn_s = time.monotonic()
@@ -124,13 +132,31 @@ class ZmqServerLink:
                 await self._ready.wait()
                 self._turn_s = time.monotonic()
             frames, excess = following(first, self._socket, self._frame_bytes)
-            with contextlib.suppress(zmq.ZMQError):  # of peers below ZMTP 3.0, for which no bound holds: not served
-                key = "" if self._gate is None else str(first.get("User-Id"))
-                self.connections.taken(int(first.get(zmq.SRCFD)), excess, key)
-                if excess or first.bytes.startswith(NAMELESS):
-                    continue
-                if self._gate is None or key in self._gate.allowed:
-                    return key.encode() + first.bytes, frames
+            if peer := self._sender(first, excess):
+                return peer, frames
+
+    def _sender(self, first: zmq.Frame, excess: str) -> bytes:
+        """The peer that has sent a message; empty: the message is not taken."""
+        try:
+            descriptor, key = int(first.get(zmq.SRCFD)), "" if self._gate is None else str(first.get("User-Id"))
+        except zmq.ZMQError:  # peers below ZMTP 3.0, for which no bound holds
+            return b""
+        self.connections.taken(descriptor, excess, key)
+        if self._socket.getsockopt(zmq.RCVMORE):
+            self.connections.shun(descriptor, key)
+        taken = (
+            not excess and not first.bytes.startswith(NAMELESS) and (self._gate is None or key in self._gate.allowed)
+        )
+        return key.encode() + first.bytes if taken else b""
+
+    async def _skip(self) -> None:
+        """Take the other parts of a message that has too many, while other tasks run."""
+        while not skipped(self._socket, SKIPPED_AT_ONCE):
+            self._skipped += SKIPPED_AT_ONCE
+            if self._skipped >= MOST_SKIPPED:
+                await self._renew("messages of too many frames")
+                return
+            await asyncio.sleep(0)
 
     def _take(self) -> zmq.Frame | None:
         """The first frame of a message that has come, which names its sender; None: there is none."""

@@ -14,6 +14,7 @@ import zmq
 
 from testbed.channel.access import RELOAD_S, AllowList, is_loopback, require_keys
 from testbed.channel.keys import ClientKeys, entries, load_client, load_server, new_client, new_server, revoke
+from testbed.channel.limits.connections import CHECK_S
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.server_link import ZmqServerLink
 from testbed.errors import BadInput, LinkError, LinkTimeout
@@ -254,6 +255,28 @@ async def test_one_key_opens_a_few_connections_at_once_and_others_with_time(
                 assert await answered(other, b"another key")
             assert sum(task.done() for task in asked) <= 4
             assert all(await asyncio.gather(*asked))  # refused ones came again by themselves
+
+
+async def test_a_key_that_sends_very_many_frames_is_not_served_for_a_while(
+    keys: Path, known: ClientKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.channel.limits.arrivals.SHUNNED_S", 3.0)
+    second = load_client(new_client(keys, "second"))
+    async with echo(keys) as bs:
+        with (
+            linked(bs.address, second) as other,
+            linked(bs.address, known) as liar,
+            linked(bs.address, known) as beside,
+        ):
+            for link in (other, liar, beside):
+                assert await answered(link, b"before")
+            liar._socket.send_multipart([b""] * 5000)
+            await asyncio.sleep(3 * CHECK_S)
+            assert not await answered(beside, b"the same key", SILENCE_S)
+            assert await answered(other, b"another key")
+            with linked(bs.address, known) as again:
+                assert not await answered(again, b"a new connection", SILENCE_S)
+                assert await answered(again, b"later")
 
 
 async def test_handshakes_of_an_address_are_counted_whoever_sends_them(

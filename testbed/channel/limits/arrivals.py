@@ -22,6 +22,8 @@ KEY_AT_ONCE, KEY_PER_S = 64, 4.0
 """Likewise of one key."""
 CLOSED_S = 1.0
 """Time for which an address that opened too many connections is refused, no longer than until TCP tries again."""
+SHUNNED_S = 60.0
+"""Time for which the sender of a message of too many frames is not served."""
 MOST_CLOSED = 100
 """Largest number of addresses that are refused at the same time."""
 MOST_ORIGINS = 4096
@@ -74,12 +76,12 @@ class ClosedAddresses:
         """The addresses in the filter of each listening socket, by its inode."""
         self.count = 0
 
-    def add(self, origin: bytes, now_s: float) -> None:
-        """Refuse an address for `CLOSED_S`."""
+    def add(self, origin: bytes, now_s: float, for_s: float = CLOSED_S) -> None:
+        """Refuse an address for a time."""
         self._forget(now_s)
         if origin in self._until_s or len(self._until_s) >= MOST_CLOSED:
             return
-        self._until_s[origin] = now_s + CLOSED_S
+        self._until_s[origin] = now_s + for_s
         self.count += 1
         if self.count & (self.count - 1) == 0:  # log the 1st, 2nd, 4th, 8th …, so that peers cannot fill the log
             LOG.warning("too many new connections from one address: refused for a moment (%d times so far)", self.count)
@@ -97,6 +99,26 @@ class ClosedAddresses:
                 _install(listener, wanted)
 
 
+class Shunned:
+    """Keys and addresses that are not served for `SHUNNED_S`."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[str | bytes, float] = {}
+        self.last_s = -1.0
+        """Time of the last addition."""
+
+    def add(self, who: str | bytes, now_s: float) -> None:
+        """Serve a key or an address no longer; empty: it is not known."""
+        self._until_s = {one: until_s for one, until_s in self._until_s.items() if until_s > now_s}
+        self.last_s = now_s
+        if who:
+            self._until_s[who] = now_s + SHUNNED_S
+
+    def has(self, who: str | bytes, now_s: float) -> bool:
+        """Whether a key or an address is not served now."""
+        return self._until_s.get(who, 0.0) > now_s
+
+
 def origin_of(address: str) -> bytes:
     """What counts as one address: an IPv4 address [4 bytes], or the /64 network of an IPv6 address [8 bytes]; empty:
     no address of a network.
@@ -108,6 +130,11 @@ def origin_of(address: str) -> bytes:
     except OSError:
         return b""
     return packed[12:] if packed.startswith(MAPPED) else packed[:8]
+
+
+def loopback(origin: bytes) -> bool:
+    """Whether an origin is this machine."""
+    return origin[:1] == b"\x7f" if len(origin) == 4 else not any(origin)
 
 
 def _install(listener: socket.socket, origins: Iterable[bytes]) -> None:

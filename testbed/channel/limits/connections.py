@@ -21,12 +21,19 @@ import os
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
-from testbed.channel.frames import PART_BYTES
-from testbed.channel.limits.arrivals import ADDRESS_AT_ONCE, ADDRESS_PER_S, Arrivals, ClosedAddresses, origin_of
+from testbed.channel.limits.arrivals import (
+    ADDRESS_AT_ONCE,
+    ADDRESS_PER_S,
+    SHUNNED_S,
+    Arrivals,
+    ClosedAddresses,
+    Shunned,
+    loopback,
+    origin_of,
+)
+from testbed.channel.limits.crowd import Connection, Crowd
 from testbed.channel.limits.sockets import (
     DESCRIPTORS,
     FAMILIES,
@@ -49,8 +56,6 @@ CONFIRM_CHECKS = 2
 """Number of consecutive checks that a connection must fail before it is shut down."""
 SPARE_BYTES = 2**17
 """Allowance for handshakes, framing and data inside libzmq."""
-HANDSHAKE_S, HANDSHAKE_BYTES = 5.0, PART_BYTES + 2**11
-"""Longest time of a handshake, and bytes of the largest one."""
 UNHEARD_BYTES = 2**21
 """Largest number of bytes that one address may have sent for handshakes that may be unfinished: 113 of the largest
 ones, each of which takes libzmq 1 ms.
@@ -62,52 +67,6 @@ SHARE = 0.75
 STUCK_CHECKS = 3
 """Number of consecutive checks after which a closed connection that libzmq keeps is stuck."""
 LOG = logging.getLogger(__name__)
-
-
-@dataclass
-class Connection:
-    """One peer's TCP connection."""
-
-    socket: int
-    """Inode of its socket: descriptors and ports are reused."""
-    family: int
-    origin: bytes
-    """See `origin_of`."""
-    first_s: float
-    """Time of the first check that saw it."""
-    base_bytes: int = 0
-    """Bytes received by the first check after its last complete message was taken."""
-    active: bool = False
-    """Whether a complete message was ever taken from it."""
-    key: str = ""
-    """Key of its sender, once a message was taken; empty without keys."""
-    over: int = 0
-    """Number of consecutive checks in which it exceeded its limit."""
-    closed: int = 0
-    """Number of consecutive checks in which it was closed."""
-
-
-@dataclass
-class _Crowd:
-    """The connections that a check has seen so far."""
-
-    now_s: float
-    number: int = 0
-    """Connections, those that libzmq keeps although they are closed included."""
-    held: Counter[str] = field(default_factory=Counter)
-    """Connections of each key."""
-    handshake_bytes: Counter[bytes] = field(default_factory=Counter)
-    """Bytes of handshakes that may be unfinished, from each address."""
-
-    def add(self, known: Connection, received: int) -> None:
-        """Add an open connection."""
-        self.held[known.key] += 1
-        if self.handshaking(known):
-            self.handshake_bytes[known.origin] += min(received, HANDSHAKE_BYTES)
-
-    def handshaking(self, known: Connection) -> bool:
-        """Whether a connection's handshake may be unfinished."""
-        return not known.active and bool(known.origin) and self.now_s - known.first_s < HANDSHAKE_S
 
 
 class Connections:
@@ -138,6 +97,7 @@ class Connections:
         self._listening: dict[int, int] = {}
         """Descriptors of the listening sockets, and their inodes."""
         self._duplicates = Duplicates()
+        self._shunned = Shunned()
 
     def close(self) -> None:
         """Close the descriptors kept for checks."""
@@ -172,9 +132,23 @@ class Connections:
                 if connected is not None:
                     self._disconnect(connected, excess)
 
-    def arrived(self, address: str) -> bool:
-        """Count a handshake from an address; returns False if it is one too many. The address is then refused."""
+    def shun(self, descriptor: int, key: str) -> None:
+        """Close all connections of a key, now and for `SHUNNED_S`; without keys, those of a connection's address unless
+        it is loopback.
+        """
+        now_s, known = time.monotonic(), self._known.get(descriptor)
+        origin = b"" if key or known is None or loopback(known.origin) else known.origin
+        self._shunned.add(key or origin, now_s)
+        if origin:
+            self._closed.add(origin, now_s, SHUNNED_S)
+
+    def arrived(self, address: str, key: str) -> bool:
+        """Count a handshake from an address; returns False if it is one too many, or if its key is not served now. The
+        address is refused in the first case.
+        """
         now_s = time.monotonic()
+        if self._shunned.has(key, now_s):
+            return False
         if self._counted(origin_of(address), now_s):
             return True
         self._refuse(now_s)
@@ -204,7 +178,7 @@ class Connections:
         now_s = time.monotonic()
         taken, self._taken = self._taken, {}
         found: dict[int, Connection] = {}
-        crowd, suspects = _Crowd(now_s), 0
+        crowd, suspects = Crowd(now_s), 0
         for descriptor, connected, known in self._open(now_s):
             found[descriptor], crowd.number = known, len(found) + 1
             received, closed = received_by(connected)
@@ -234,10 +208,13 @@ class Connections:
         known.over = known.over + 1 if since > most and since - unread_by(connected) > most else 0
         return f"an unfinished message of more than {most} bytes" if known.over >= CONFIRM_CHECKS else ""
 
-    def _crowded(self, known: Connection, crowd: _Crowd) -> str:
+    def _crowded(self, known: Connection, crowd: Crowd) -> str:
         """Why a connection is shut down for others beside it, `crowd` with it included; empty: it is not."""
         if known.first_s == crowd.now_s and not self._counted(known.origin, crowd.now_s):
             return "too many new connections from one address"
+        unheard = not known.active and known.first_s <= self._shunned.last_s  # its key is not known
+        if unheard or self._shunned.has(known.key or known.origin, crowd.now_s):
+            return "its peer sent a message of too many frames"
         if not known.active and crowd.number > self._most:
             return f"more than {self._most} connections"
         if crowd.handshaking(known) and crowd.handshake_bytes[known.origin] > UNHEARD_BYTES:

@@ -19,7 +19,7 @@ from testbed.channel.limits.arrivals import CLOSED_S
 from testbed.channel.limits.connections import CHECK_S, CONFIRM_CHECKS, SPARE_BYTES, UNHEARD_BYTES, Connections
 from testbed.channel.limits.sockets import GONE_S
 from testbed.channel.link import ZmqLink, new_identity
-from testbed.channel.server_link import INBOX, ZmqServerLink
+from testbed.channel.server_link import INBOX, MOST_SKIPPED, ZmqServerLink
 from testbed.errors import LinkTimeout
 from tests.support.descriptors import no_descriptors_left
 from tests.support.zmtp import GREETING, connect, dial, frame, ready
@@ -53,6 +53,16 @@ async def echo() -> AsyncIterator[tuple[ZmqServerLink, list[list[bytes]]]]:
 async def answered(link: ZmqLink, body: bytes = b"and me?") -> bool:
     await link.send([body])
     return (await link.recv(WAIT_S)).frames == [b"%d" % len(body)]
+
+
+async def asked(link: ZmqLink) -> bool:
+    """Whether a message is answered that is sent again every 2 s, as UEs do."""
+    until_s = time.monotonic() + WAIT_S
+    while time.monotonic() < until_s:
+        await link.send([b"and me?"])
+        with contextlib.suppress(LinkTimeout):
+            return (await link.recv(2.0)).frames == [b"7"]
+    return False
 
 
 @contextlib.contextmanager
@@ -215,6 +225,41 @@ async def test_a_message_of_many_frames_is_read_no_further_and_its_sender_shut_o
 def metadata(size: int) -> bytes:
     """As many properties as possible."""
     return b"".join(b"\x02" + struct.pack(">H", number) + bytes(4) for number in range(size // 7))
+
+
+@contextlib.asynccontextmanager
+async def heartbeat() -> AsyncIterator[list[float]]:
+    """Seconds of CPU time between turns of the event loop."""
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            before_s = time.thread_time()
+            await asyncio.sleep(1e-3)
+            gaps.append(time.thread_time() - before_s)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield gaps
+    finally:
+        beating.cancel()
+
+
+@pytest.mark.parametrize("frames", [MOST_SKIPPED // 4, 2 * MOST_SKIPPED], ids=["skipped", "socket renewed"])
+async def test_a_message_of_very_many_empty_frames_stalls_nobody(frames: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Draining four million of them took the event loop 6 s."""
+    async with echo() as (bs, heard), heartbeat() as gaps:
+        with ue(bs) as honest, contextlib.closing(connect(bs.addresses[0], b"liar")) as liar:
+            assert await answered(honest)
+            sending = asyncio.to_thread(liar.sendall, frame(b"", more=True) * frames + frame(b"end"))
+            await asyncio.gather(sending, return_exceptions=True)
+            while not bs.connections.cut:
+                assert await asked(honest)
+            for _ in range(10):
+                assert await asked(honest)
+        assert all(len(message) == 1 for message in heard)
+        assert ("all connections are closed" in caplog.text) == (frames > MOST_SKIPPED)
+        assert max(gaps) < 0.1
 
 
 async def test_connections_that_do_not_end_are_closed_with_all_others_and_ues_come_back() -> None:
