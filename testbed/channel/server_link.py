@@ -15,7 +15,7 @@ from testbed.channel.access import Gate, check_address
 from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following, skipped
 from testbed.channel.keys import KEY_LENGTH, ServerKeys
 from testbed.channel.limits.connections import Connections
-from testbed.channel.limits.crowd import HANDSHAKE_S
+from testbed.channel.limits.counts import HANDSHAKE_S
 from testbed.channel.limits.sockets import notice_gone_hosts
 from testbed.channel.link import MAX_MESSAGE_BYTES
 from testbed.channel.readiness import Readiness

@@ -33,7 +33,7 @@ from testbed.channel.limits.arrivals import (
     loopback,
     origin_of,
 )
-from testbed.channel.limits.crowd import Connection, Crowd
+from testbed.channel.limits.counts import Connection, ConnectionCounts
 from testbed.channel.limits.sockets import (
     DESCRIPTORS,
     FAMILIES,
@@ -178,9 +178,9 @@ class Connections:
         now_s = time.monotonic()
         taken, self._taken = self._taken, {}
         found: dict[int, Connection] = {}
-        crowd, suspects = Crowd(now_s), 0
+        counts, suspects = ConnectionCounts(now_s), 0
         for descriptor, connected, known in self._open(now_s):
-            found[descriptor], crowd.number = known, len(found) + 1
+            found[descriptor], counts.number = known, len(found) + 1
             received, closed = received_by(connected)
             known.closed = known.closed + 1 if closed else 0
             if descriptor in taken:
@@ -188,8 +188,8 @@ class Connections:
             excess = self._unfinished(connected, known, received, drained)
             suspects += known.over == 1
             if not closed:
-                crowd.add(known, received if drained else 0)
-                excess = excess or self._crowded(known, crowd)
+                counts.add(known, received if drained else 0)
+                excess = excess or self._crowded(known, counts)
             if excess:
                 self._disconnect(connected, excess)
         self._known = found
@@ -208,18 +208,18 @@ class Connections:
         known.over = known.over + 1 if since > most and since - unread_by(connected) > most else 0
         return f"an unfinished message of more than {most} bytes" if known.over >= CONFIRM_CHECKS else ""
 
-    def _crowded(self, known: Connection, crowd: Crowd) -> str:
-        """Why a connection is shut down for others beside it, `crowd` with it included; empty: it is not."""
-        if known.first_s == crowd.now_s and not self._counted(known.origin, crowd.now_s):
+    def _crowded(self, known: Connection, counts: ConnectionCounts) -> str:
+        """Why a connection is shut down for others beside it, `counts` with it included; empty: it is not."""
+        if known.first_s == counts.now_s and not self._counted(known.origin, counts.now_s):
             return "too many new connections from one address"
         unheard = not known.active and known.first_s <= self._shunned.last_s  # its key is not known
-        if unheard or self._shunned.has(known.key or known.origin, crowd.now_s):
+        if unheard or self._shunned.has(known.key or known.origin, counts.now_s):
             return "its peer sent a message of too many frames"
-        if not known.active and crowd.number > self._most:
+        if not known.active and counts.number > self._most:
             return f"more than {self._most} connections"
-        if crowd.handshaking(known) and crowd.handshake_bytes[known.origin] > UNHEARD_BYTES:
+        if counts.handshaking(known) and counts.handshake_bytes[known.origin] > UNHEARD_BYTES:
             return f"more than {UNHEARD_BYTES} bytes of handshakes from one address"
-        if known.key and crowd.held[known.key] > self._most // 2:
+        if known.key and counts.held[known.key] > self._most // 2:
             return f"more than {self._most // 2} connections with the same key"
         return ""
 

@@ -331,7 +331,7 @@ async def test_large_handshakes_at_once_from_one_address_are_cut_off_before_they
 
 async def test_first_messages_that_are_large_and_slow_are_no_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many UEs behind one address send what they hold after an outage."""
-    monkeypatch.setattr("testbed.channel.limits.connections.HANDSHAKE_S", 0.5)
+    monkeypatch.setattr("testbed.channel.limits.counts.HANDSHAKE_S", 0.5)
     async with echo() as (bs, heard):
         with contextlib.ExitStack() as held:
             crowd = [held.enter_context(contextlib.closing(connect(bs.addresses[0], b"c%d" % i))) for i in range(100)]

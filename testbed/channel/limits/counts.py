@@ -35,7 +35,7 @@ class Connection:
 
 
 @dataclass
-class Crowd:
+class ConnectionCounts:
     """The connections that a check has seen so far."""
 
     now_s: float
