@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -85,10 +86,17 @@ def commands_of(text: str) -> list[str]:
     return found + [code for line in fields for code in CODE.findall(line)]
 
 
+def words_of(line: str) -> list[str]:
+    """Words of the first command of a line, as a shell reads it."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|>&")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    return list(itertools.takewhile(lambda word: word[:1] not in tuple(";|>&"), lexer))
+
+
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_commands_and_options_of_a_page_exist(page: Path) -> None:
     for line in commands_of(page.read_text(encoding="utf-8")):
-        words = shlex.split(re.split(r"[;|>&]", line)[0])
+        words = words_of(line)
         if words[0] != "testbed":
             continue
         command, words = COMMAND, words[1:]
