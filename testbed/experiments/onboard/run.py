@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,8 @@ from testbed.experiments.onboard.card import write_onboarding
 from testbed.experiments.onboard.config import OnboardConfig
 from testbed.experiments.onboard.steps import EndedStep, Step, steps
 from testbed.experiments.results.claims import claimed
+from testbed.experiments.runs.processes import command as testbed
+from testbed.experiments.runs.processes import environment
 from testbed.files import make_folder, whole_file
 
 DONE = "steps"
@@ -81,8 +82,9 @@ def _command(step: Step, out: Path) -> tuple[Any, str | None]:
         shutil.rmtree(step.makes)
     log = out / LOGS / f"{step.name}.log"
     with log.open("wb") as errors:
-        command = [sys.executable, "-m", "testbed", *step.command, "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        process = subprocess.Popen(
+            testbed(*step.command, "--json"), stdout=subprocess.PIPE, stderr=errors, env=environment()
+        )
         try:
             answer, _ = process.communicate()
         except BaseException:

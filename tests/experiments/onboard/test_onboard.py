@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     run = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
-        return run([sys.executable, "-c", PROGRAMS[command[3]]], **options)
+        return run([sys.executable, "-c", PROGRAMS[command[5]]], **options)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
 
@@ -127,3 +128,25 @@ def test_unknown_steps_and_targets_are_refused(pair: tuple[Path, Path], tmp_path
     with pytest.raises(BadInput, match="no model at"):
         onboard(OnboardConfig(target="nowhere", drafter="x.gguf"), tmp_path, lambda line: None)
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_run_no_module_of_the_current_directory_and_end_with_their_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "testbed").mkdir()
+    (tmp_path / "testbed" / "__init__.py").touch()
+    (tmp_path / "testbed" / "__main__.py").write_text("print(1)")
+    (tmp_path / onboarding.LOGS).mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    seen: list[str] = []
+    start = subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        seen.append((options.get("env") or {}).get("TESTBED_PARENT"))
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(onboarding.subprocess, "Popen", popen)
+    document, failure = onboarding._command(Step("one", "it cannot work", ("nonsense",)), tmp_path)
+    assert document is None and failure
+    assert seen == [str(os.getpid())]
