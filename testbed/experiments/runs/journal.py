@@ -256,7 +256,7 @@ def _read(file: BinaryIO, path: Path) -> tuple[Heading, Shared | None, list[Outc
             elif _writable(found):
                 done.append(found)
             end = file.tell()
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadInput(f"{path} is not a journal of this version: {exc}") from exc
     return heading, shared, done, end
 

@@ -8,12 +8,14 @@ function of (seed, step), so that a resumed run sees the same data as an uninter
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -62,6 +64,11 @@ class Look(NamedTuple):
     loss: float | None
     """Mean loss in nats per token since the look before; None: before the first step."""
     acceptance: float
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Progress = tuple[_Count, _Count, Annotated[float, msgspec.Meta(ge=0)], list[Look]]
+"""Steps, tokens, seconds and looks of a saved training."""
 
 
 @dataclass
@@ -191,7 +198,11 @@ def restore(state: TrainingState, plan: TrainingPlan, checkpoint: Path) -> None:
             raise BadInput(f"{checkpoint} belongs to another training; choose another --out")
         state.model.load_state_dict(saved("model"))
         state.optimizer.load_state_dict(saved("optimizer"))
-    except (OSError, RuntimeError, KeyError, ValueError, EOFError) as exc:
-        raise BadInput(f"{checkpoint} is damaged ({exc}); remove it, and the training begins again") from exc
-    state.step, state.tokens, state.seconds = saved("step"), saved("tokens"), saved("seconds")
-    state.looks = [Look(*one) for one in saved("looks")]
+        progress = msgspec.convert([saved(name) for name in ("step", "tokens", "seconds", "looks")], Progress)
+    except (
+        OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError,
+        msgspec.ValidationError,
+    ) as exc:  # fmt: skip
+        reason = str(exc).partition("\n")[0]
+        raise BadInput(f"{checkpoint} is damaged ({reason}); remove it, and the training begins again") from exc
+    state.step, state.tokens, state.seconds, state.looks = progress

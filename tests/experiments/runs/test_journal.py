@@ -240,6 +240,14 @@ def test_a_heading_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
     refuse(lambda: Journal.resume(tmp_path, CONFIG, work()), BadInput, "is not a journal of this version")
 
 
+def test_a_heading_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    heading = msgspec.msgpack.encode({"schema": 1, "config": {}, "prompts": "PLACE", "identity": b""})
+    block = heading.replace(b"PLACE", b"\xff\xfe\xff\xfe\xff")
+    (tmp_path / NAME).write_bytes(len(block).to_bytes(4, "big") + block)
+    with pytest.raises(BadInput, match="not a journal of this version"):
+        Journal.resume(tmp_path, CONFIG, work())
+
+
 def test_a_journal_that_is_a_link_is_not_resumed(tmp_path: Path) -> None:
     Journal.begin(tmp_path / "theirs", CONFIG, work()).close()
     (tmp_path / "run").mkdir()

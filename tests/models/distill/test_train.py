@@ -136,4 +136,30 @@ def test_checkpoints_of_others_and_damaged_ones_are_refused(random_models: dict[
     with pytest.raises(BadInput, match="damaged"):
         restore(state, PLAN, tmp_path / "damaged.pt")
     restore(state, PLAN, tmp_path / "missing.pt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -(10**9)}, {"step": "x"}, {"tokens": 1.5}, {"looks": [1]}, {"seconds": -1.0}, {"plan": None},
+        {"optimizer": 3}, {"model": [1]}, {"looks": None},
+    ],
+)  # fmt: skip
+def test_checkpoints_with_other_things_in_them_are_refused(
+    change: dict[str, Any], random_models: dict[str, Path], tmp_path: Path
+) -> None:
+    state, path = begin(make_student(random_models["llama"], StudentShape((0,))), PLAN, "cpu"), tmp_path / "x.pt"
+    save_state(state, PLAN, path)
+    torch.save({**torch.load(path, weights_only=True), **change}, path)
+    with pytest.raises(BadInput, match=r"damaged \(.*begins again$|another training"):
+        restore(state, PLAN, path)
+    assert (state.step, state.tokens, state.looks) == (0, 0, [])
+
+
+def test_a_checkpoint_that_is_a_list_or_holds_code_is_refused(random_models: dict[str, Path], tmp_path: Path) -> None:
+    state, path = begin(make_student(random_models["llama"], StudentShape((0,))), PLAN, "cpu"), tmp_path / "x.pt"
+    for content in ([1, 2], {"plan": print}):
+        torch.save(content, path)
+        with pytest.raises(BadInput, match="damaged"):
+            restore(state, PLAN, path)
     assert state.step == 0
