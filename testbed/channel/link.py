@@ -26,8 +26,8 @@ HIGH_WATER = 1000
 SILENT_S = 10.0
 SLOWEST_BPS = 1e5
 """Time without an answer, beyond that of sending at the slowest rate, after which a UE connects anew."""
-MAX_MESSAGE_BYTES = 65 * 2**20
-"""Largest frame."""
+MAX_MESSAGE_BYTES, ANSWER_BYTES = 65 * 2**20, 2**22
+"""Largest frame, and largest one to a UE: a distribution has two bytes for each id."""
 
 
 class Received(NamedTuple):
@@ -86,7 +86,7 @@ class ZmqLink:
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
         for option, value in (
             (zmq.LINGER, 0), (zmq.ROUTING_ID, identity), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.IPV6, "[" in address),
+            (zmq.MAXMSGSIZE, ANSWER_BYTES), (zmq.IPV6, "[" in address),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
         self._unanswered_bytes, self._silent_since_s = 0, 0.0

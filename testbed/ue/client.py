@@ -30,6 +30,8 @@ SILENT_S = 5.0
 
 MOST_WAITING = 4096
 """Capacity of a mailbox in messages; further messages are dropped, as if lost on the link."""
+MOST_WAITING_BYTES = 2**24
+"""The same in bytes: the largest messages, of `split`, have two bytes for each id of the vocabulary."""
 
 
 class Mailbox:
@@ -40,12 +42,14 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._packets: deque[Packet[Any]] = deque()
+        self._bytes = 0
         self._arrival: asyncio.Future[None] | None = None
 
     def put(self, packet: Packet[Any]) -> None:
         """Add a packet and wake the reader; drops the packet if the mailbox is full."""
-        if len(self._packets) < MOST_WAITING:
+        if len(self._packets) < MOST_WAITING and self._bytes + packet.size_bytes <= MOST_WAITING_BYTES:
             self._packets.append(packet)
+            self._bytes += packet.size_bytes
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
@@ -74,7 +78,9 @@ class Mailbox:
             finally:
                 timer.cancel()
                 self._arrival = None
-        return self._packets.popleft()
+        packet = self._packets.popleft()
+        self._bytes -= packet.size_bytes
+        return packet
 
 
 def _expire(arrival: asyncio.Future[None]) -> None:

@@ -13,7 +13,7 @@ from testbed.errors import LinkError, LinkTimeout
 from testbed.protocols.codec import Packet, decode_uplink, encode
 from testbed.protocols.messages import VERSION, Ping, Pong, Welcome
 from testbed.ue import client as client_module
-from testbed.ue.client import MOST_WAITING, Client, Mailbox
+from testbed.ue.client import MOST_WAITING, MOST_WAITING_BYTES, Client, Mailbox
 
 
 class OneWord:
@@ -96,6 +96,13 @@ async def test_what_nobody_reads_is_not_kept_without_end() -> None:
         mailbox.put(Packet(Pong(token=number), {}, 0))
     assert [(await mailbox.get(1.0)).message.token for _ in range(MOST_WAITING)] == list(range(MOST_WAITING))
     mailbox.put(Packet(Pong(token=-1), {}, 0))
+    assert (await mailbox.get(1.0)).message.token == -1
+    for number in range(9):
+        mailbox.put(Packet(Pong(token=number), {}, MOST_WAITING_BYTES // 4))
+    assert [(await mailbox.get(1.0)).message.token for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(asyncio.TimeoutError):
+        await mailbox.get(0.01)
+    mailbox.put(Packet(Pong(token=-1), {}, MOST_WAITING_BYTES))
     assert (await mailbox.get(1.0)).message.token == -1
 
 
