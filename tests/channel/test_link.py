@@ -14,7 +14,7 @@ import zmq
 
 from testbed.channel.access import check_address
 from testbed.channel.frames import PART_BYTES, parts
-from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.link import ANSWER_BYTES, ZmqLink, new_identity
 from testbed.channel.server_link import ZmqServerLink
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
@@ -301,3 +301,14 @@ async def test_a_ue_that_is_answered_keeps_its_connection(monkeypatch: pytest.Mo
         await asyncio.sleep(0.1)
         await link.send([b"again"])
         assert connected == []
+
+
+async def test_a_ue_takes_no_frame_beyond_the_largest_answer() -> None:
+    with server(ANYWHERE) as bs, ue(bs.addresses[0]) as link:
+        await link.send([b"hello"])
+        peer, _ = await bs.recv()
+        await bs.send(peer, [bytes(ANSWER_BYTES)])
+        assert (await link.recv(WAIT_S)).size_bytes == ANSWER_BYTES
+        await bs.send(peer, [bytes(ANSWER_BYTES + 1)])
+        with pytest.raises(LinkTimeout):
+            await link.recv(0.5)
