@@ -65,7 +65,7 @@ def following(first: zmq.Frame, socket: zmq.Socket[bytes], frame_bytes: int) -> 
 
 
 def skipped(socket: zmq.Socket[bytes], most: int) -> bool:
-    """Take at most so many further parts of a message; returns whether it has ended."""
+    """Drop up to `most` further parts of a message; returns whether the message has ended."""
     return any(not socket.recv(zmq.NOBLOCK, copy=False).more for _ in range(most))
 
 

@@ -129,7 +129,7 @@ async def test_a_browser_shows_rounds_as_they_come_and_what_becomes_of_the_base_
 
 @pytest.mark.slow
 async def test_a_browser_shows_what_was_drafted_ahead() -> None:
-    """Of a UE that waits for verdicts, one that looks ahead, and one in a stream, over links of 100 ms."""
+    """One UE waits for verdicts, one looks ahead, and one is in a stream; all have links of 100 ms."""
     with base_station(ServeConfig(**SERVE, monitor="0")) as ready:
         async with (
             far(ready["bind"]) as address,

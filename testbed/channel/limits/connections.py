@@ -110,7 +110,7 @@ class Connections:
 
     @property
     def clogged(self) -> bool:
-        """Whether so many connections are stuck that the socket must be closed and opened again to end them."""
+        """Whether more than half of all possible connections are stuck. Opening the socket again ends them."""
         return self.stuck > self._most // 2
 
     async def watch(self, drained: Callable[[], bool]) -> None:

@@ -28,7 +28,7 @@ KEEP = 4
 WIDE, NARROW = 20.0, 0.5
 """Half-widths of the bracket of log λ in the first turn and in the others."""
 PRECISION, STEPS = 0.01, 9
-"""Of log λ, and evaluations at most."""
+"""Largest error of log λ, and largest number of evaluations."""
 NO_PRICES = Prices()
 
 

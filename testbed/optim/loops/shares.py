@@ -16,7 +16,7 @@ LEAST = 0.05
 RANGE = 24.0
 """Half-width of the bracket of the price's logarithm."""
 PRECISION = 1e-7
-"""Of that logarithm."""
+"""Largest error of the price's logarithm."""
 
 
 def least_shares(activity: Array) -> Array:

@@ -97,7 +97,7 @@ def test_a_promise_that_cannot_be_kept_takes_nothing_from_others() -> None:
 
 
 def test_fairness_divides_a_band_that_binds_equally_and_goodput_does_not() -> None:
-    """With nothing but the radio, Σ log(E·z/k) is largest at equal shares."""
+    """If rounds take no time but the radio's, Σ log(E·z/k) is largest at equal shares."""
     ues = [UeState(rate_bps=rate, draft_s=0.0, modes=modes(0.8)[1:2], windows=(4, 4)) for rate in (1e4, 2e4, 4e4)]
     fair = decide(CellState(ues, A100), FAIR)
     assert fair.weights == pytest.approx([1, 1, 1], rel=0.01)
