@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
@@ -44,3 +46,17 @@ def as_worker(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent ended before prctl
             os._exit(1)
+
+
+def as_child() -> None:
+    """Set up a process of `multiprocessing`: ignore SIGINT, and end without a message when the parent ends or closes
+    the process. Both reach it even if the server that forked it was killed; signals of the parent do not.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.experiments.deployment.load import LoadUe
 from testbed.files import whole_file
+from testbed.process.interrupts import as_child
 from testbed.ue.client import Client
 from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.pace import ConstantPace
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, frozen=True):
 
 def run_ue(order: UeOrder, path: Path) -> None:
     """Decode until the end of the load, and write the report."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    as_child()
     report = asyncio.run(_RealUe(order).run())
     with whole_file(path) as part:
         part.write_bytes(msgspec.json.encode(report))

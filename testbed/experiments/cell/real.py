@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.real_processes import RadioReport, UeReport, run_radio
-from testbed.experiments.cell.real_ue import CellUeOrder, run_ue
+from testbed.experiments.cell.real_ue import CellUeOrder, answer_together, run_ue
 from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import CellRun, direction_slots
 from testbed.experiments.cell.tally import UeTally
@@ -125,14 +127,14 @@ def _run_processes(
         addresses: dict[int, str]
         addresses, radio_s = _received(ours, STOPPING_S)
         start_s = time.monotonic() + LEAD_S + EACH_S * len(decoding)
-        joint = sum(members[number].together for number in decoding)
-        barrier = context.Barrier(joint) if joint else None
+        meeting = _Meeting(context, [number for number in decoding if members[number].together])
         paths = {number: directory / f"{number}.json" for number in decoding}
         for number, path in paths.items():
             order = CellUeOrder(config, number, addresses[number], radio_s, start_s)
-            arguments = (order, path, barrier if members[number].together else None)
+            arguments = (order, path, meeting.theirs.get(number))
             processes.append(context.Process(target=run_ue, name=f"UE {number}", args=arguments, daemon=True))
             processes[-1].start()
+        meeting.begin()
         ours.send(start_s)
         end_s = start_s + config.seconds + STOPPING_S
         counters: list[Counters] = []
@@ -147,6 +149,22 @@ def _run_processes(
         raise EngineError(f"{len(missing)} of {len(paths)} UE processes ended without a report")
     reports = {n: msgspec.json.decode(path.read_bytes(), type=UeReport) for n, path in paths.items()}
     return found, reports, counters
+
+
+class _Meeting:
+    """Connections of UEs that wait for each other."""
+
+    def __init__(self, context: BaseContext, numbers: Sequence[int]) -> None:
+        pipes = {number: context.Pipe() for number in numbers}
+        self._ours = [ours for ours, _ in pipes.values()]
+        self.theirs = {number: theirs for number, (_, theirs) in pipes.items()}
+
+    def begin(self) -> None:
+        """Answer, once the UEs have their ends."""
+        for line in self.theirs.values():
+            line.close()  # so that the end of a UE is noticed
+        if self._ours:
+            threading.Thread(target=answer_together, args=(self._ours,), daemon=True).start()
 
 
 def _counted(metrics: Path) -> Counters:

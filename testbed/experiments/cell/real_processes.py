@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
@@ -19,6 +18,7 @@ from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.tally import Counted, ResponseSums, UeTally
 from testbed.experiments.cell.ue import dice_of, send_bytes
+from testbed.process.interrupts import as_child
 from testbed.tasks import cancel
 
 HOST = "127.0.0.1"
@@ -95,7 +95,7 @@ def run_radio(config: CellConfig, target: str, line: Connection) -> None:
     """Stand between UEs and BS: tell the UEs' addresses and when the first slot began, be told the start, and tell the
     `RadioReport` at the end.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    as_child()
     loop = precise_loop()
     with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has ended
         loop.run_until_complete(_Radio(config, target).serve(line))

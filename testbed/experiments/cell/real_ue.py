@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.synchronize import Barrier
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -27,6 +25,7 @@ from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
 from testbed.files import whole_file
+from testbed.process.interrupts import as_child
 from testbed.synthetic import VOCAB, next_token
 from testbed.tasks import cancel
 from testbed.ue.channel_state import ChannelState
@@ -56,32 +55,53 @@ class CellUeOrder(msgspec.Struct, frozen=True):
 
 
 class _ProcessMeeting:
-    """Lets UEs in processes of their own wait until all of them are waiting."""
+    """Lets UEs in processes of their own wait until all of them are waiting (`answer_together`)."""
 
-    def __init__(self, barrier: Barrier) -> None:
-        self._barrier = barrier
+    def __init__(self, line: Connection) -> None:
+        self._line = line
 
     async def meet(self) -> None:
         """Return when all are waiting; never once one of them has ended."""
+        told, loop, line = asyncio.Event(), asyncio.get_running_loop(), self._line
+        loop.add_reader(line.fileno(), told.set)
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._barrier.wait)
-        except threading.BrokenBarrierError:
+            line.send(None)
+            await told.wait()
+            line.recv()
+        except (EOFError, OSError):  # one has ended
             await asyncio.Event().wait()
+        finally:
+            loop.remove_reader(line.fileno())
 
 
-def run_ue(order: CellUeOrder, path: Path, barrier: Barrier | None = None) -> None:
+def answer_together(lines: Sequence[Connection]) -> None:
+    """Answer UEs that wait at the other ends once all of them do, again and again until one has ended.
+
+    A barrier of `multiprocessing` needs semaphores, and the process that keeps account of them.
+    """
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            for line in lines:
+                line.recv()
+            for line in lines:
+                line.send(None)
+    for line in lines:
+        line.close()
+
+
+def run_ue(order: CellUeOrder, path: Path, together: Connection | None = None) -> None:
     """Decode until the end, and write the report.
 
     Args:
-        barrier: met before each request, by all UEs that send together; None: requests are independent.
+        together: asks before each request, for all UEs that send together; None: requests are independent.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    report = asyncio.run(_decode(order, barrier))
+    as_child()
+    report = asyncio.run(_decode(order, together))
     with whole_file(path) as part:
         part.write_bytes(msgspec.json.encode(report))
 
 
-async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
+async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
     config, group, clock = order.config, order.group, WallClock()
     dice = dice_of(config.seed, order.number)
     end_s = order.start_s + config.seconds
@@ -103,14 +123,12 @@ async def _decode(order: CellUeOrder, barrier: Barrier | None) -> UeReport:
     living = decode_responses(
         group, ue, tally, clock, dice, lambda length: [words.randrange(VOCAB) for _ in range(length)],
         drawn_lengths(group) if work is None else work.next, seen,
-        None if barrier is None else _ProcessMeeting(barrier).meet,
+        None if together is None else _ProcessMeeting(together).meet,
     )  # fmt: skip
     life = asyncio.create_task(living)
     await asyncio.wait([life], timeout=end_s - clock.time())
     if life.done():
         life.result()  # raises
-    if barrier is not None:
-        barrier.abort()  # the others are at their end, too
     await cancel(life)
     with contextlib.suppress(Exception):
         await client.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import signal
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import EngineError
 from testbed.experiments.runs.processes import stop_all
+from testbed.process.interrupts import as_child
 
 HOST = "127.0.0.1"
 READY_S, STOP_S = 120.0, 5.0
@@ -67,7 +67,7 @@ def _members(ues: int) -> list[RadioUe]:
 
 def _relay(radio: RadioConfig, ues: int, target: tuple[str, int], line: Connection) -> None:
     """Tell addresses and origin, and relay until the other end of the line is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    as_child()
     precise_loop().run_until_complete(_serve(radio, ues, target, line))
 
 

@@ -246,7 +246,8 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 def stop_all(processes: Sequence[BaseProcess]) -> None:
     """Ask processes of `multiprocessing` to end, and kill those that have not within `STOP_S`: one that is stopped by
-    SIGSTOP takes no other signal, and Python would wait for it at its exit.
+    SIGSTOP takes no other signal, and Python would wait for it at its exit. They are closed, which ends those of which
+    nothing is known any more, since the server that forked them was killed.
     """
     running = [process for process in processes if process.is_alive()]
     for process in running:
@@ -257,6 +258,9 @@ def stop_all(processes: Sequence[BaseProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join(STOP_S)
+    for process in processes:
+        with contextlib.suppress(ValueError):  # still running
+            process.close()
 
 
 async def stop_group(process: asyncio.subprocess.Process) -> None:

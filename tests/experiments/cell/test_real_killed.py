@@ -1,0 +1,72 @@
+"""Helper processes of Python's that are killed during `testbed cell run --real`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from testbed.experiments.runs.processes import command, environment
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+
+CELL = """
+{seconds: 4, warmup_s: 0.5, bs: {scheduler: fcfs},
+ ues: [{name: alone, response: [5, 15]}, {name: pair, count: 2, response: [5, 15], together: true}]}
+"""
+
+
+def _children(pid: int) -> dict[int, str]:
+    """Command lines of the children of a process."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found[int(child)] = Path(f"/proc/{child}/cmdline").read_text()
+    return found
+
+
+def _child(pid: int, module: str) -> int | None:
+    return next((child for child, line in _children(pid).items() if module in line), None)
+
+
+@contextmanager
+def _cell_run(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run whose UEs have started."""
+    file = directory / "cell.yaml"
+    file.write_text(CELL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    run = subprocess.Popen(command("cell", "run", str(file), "--real"), text=True, env=environment(), **pipes)
+    try:
+        until_s = time.monotonic() + 120
+        while (server := _child(run.pid, "multiprocessing.forkserver")) is None or len(_children(server)) < 4:
+            assert run.poll() is None and time.monotonic() < until_s, run.stderr and run.stderr.read()
+            time.sleep(0.05)
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def test_without_the_process_that_forked_them_ues_end_without_a_message(tmp_path: Path) -> None:
+    """They decoded until the end of the run, and wrote into a folder that had been removed."""
+    with _cell_run(tmp_path) as run:
+        os.kill(_child(run.pid, "multiprocessing.forkserver") or 0, signal.SIGKILL)
+        _, said = run.communicate(timeout=60)  # until all processes that write to stderr have ended
+    assert run.returncode == 1
+    (line,) = said.splitlines()
+    assert line.startswith("testbed: the process of ") and "ended" in line
+
+
+def test_a_run_needs_no_resource_tracker(tmp_path: Path) -> None:
+    """It printed a KeyError for each semaphore of a barrier."""
+    with _cell_run(tmp_path) as run:
+        os.kill(_child(run.pid, "multiprocessing.resource_tracker") or 0, signal.SIGKILL)
+        _, said = run.communicate(timeout=60)
+    assert (run.returncode, said) == (0, "")
