@@ -1,4 +1,4 @@
-"""Frames of the messages from UEs: large ones travel in parts, and a message has bounds.
+"""Frames of messages: from UEs, large ones travel in parts; a message has bounds.
 
 libzmq has one limit for all frames of a connection, those of the handshake included. It reads their metadata in the
 thread that serves all connections, whoever sends them: a frame of 8 MB with a million properties takes seconds. A frame
@@ -46,12 +46,8 @@ def following(first: zmq.Frame, socket: zmq.Socket[bytes], frame_bytes: int) -> 
     """
     most_bytes = frame_bytes + OTHER_BYTES
     most_parts = MOST_FRAMES + most_bytes // PART_BYTES
-    kept: list[zmq.Frame] = []
-    size, part = 0, first
-    while part.more and len(kept) <= most_parts:
-        part = socket.recv(zmq.NOBLOCK, copy=False)
-        size += len(part)
-        kept.append(part)
+    kept = _further(first, socket, most_parts)
+    size = sum(map(len, kept))
     if len(first) > MAX_IDENTITY_BYTES:
         return [], f"an identity of more than {MAX_IDENTITY_BYTES} bytes"
     if size > most_bytes:
@@ -62,6 +58,36 @@ def following(first: zmq.Frame, socket: zmq.Socket[bytes], frame_bytes: int) -> 
     if any(len(frame) > frame_bytes for frame in frames):
         return [], f"a frame of more than {frame_bytes} bytes"
     return frames, ""
+
+
+def _further(first: zmq.Frame, socket: zmq.Socket[bytes], most: int) -> list[zmq.Frame]:
+    """Parts of a message after the first one, up to `most` and another one."""
+    kept, part = list[zmq.Frame](), first
+    while part.more and len(kept) <= most:
+        part = socket.recv(zmq.NOBLOCK, copy=False)
+        kept.append(part)
+    return kept
+
+
+def answer(socket: zmq.Socket[bytes], most_bytes: int) -> tuple[list[bytes], str]:
+    """The next message to a UE, whose frames come whole.
+
+    Args:
+        most_bytes: size of the largest message.
+
+    Returns:
+        As `following`.
+
+    Raises:
+        zmq.Again: no message has come.
+    """
+    first = socket.recv(zmq.NOBLOCK, copy=False)
+    frames = [first, *_further(first, socket, MOST_FRAMES - 1)]
+    if len(frames) > MOST_FRAMES:
+        return [], f"a message of more than {MOST_FRAMES} frames"
+    if sum(map(len, frames)) > most_bytes:
+        return [], f"a message of more than {most_bytes} bytes"
+    return [frame.bytes for frame in frames], ""
 
 
 def skipped(socket: zmq.Socket[bytes], most: int) -> bool:

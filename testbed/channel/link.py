@@ -8,6 +8,7 @@ included.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from typing import NamedTuple, Protocol
@@ -16,8 +17,9 @@ import zmq
 import zmq.asyncio
 
 from testbed.channel.access import check_address
-from testbed.channel.frames import Frames, parts
+from testbed.channel.frames import OTHER_BYTES, Frames, answer, parts
 from testbed.channel.keys import ClientKeys
+from testbed.channel.limits.outgoing import OutgoingConnection
 from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
@@ -28,6 +30,7 @@ SLOWEST_BPS = 1e5
 """Time without an answer, beyond that of sending at the slowest rate, after which a UE connects anew."""
 MAX_MESSAGE_BYTES, ANSWER_BYTES = 65 * 2**20, 2**22
 """Largest frame, and largest one to a UE: a distribution has two bytes for each id."""
+LOG = logging.getLogger(__name__)
 
 
 class Received(NamedTuple):
@@ -45,7 +48,9 @@ class Link(Protocol):
         """Send one message; returns its size in bytes. Raises LinkError if the send queue is full."""
 
     async def recv(self, timeout_s: float) -> Received:
-        """Next message. Raises LinkTimeout after `timeout_s`."""
+        """Next message. Raises LinkTimeout after `timeout_s`, LinkError if the peer breaks a bound; it may be called
+        again after both.
+        """
 
     def close(self) -> None:
         """Close the connection; unsent messages are discarded."""
@@ -78,24 +83,32 @@ class ZmqLink:
     def __init__(self, address: str, identity: bytes, keys: ClientKeys | None = None) -> None:
         self.address, self.identity = check_address(address), identity
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._ready = Readiness(self._socket)
+        self._keys = keys
         self._hint = "is it running, and does it require keys?" if keys is None else "does it know this UE's key?"
-        if keys is not None:
-            self._socket.curve_serverkey = keys.server
-            self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
-        for option, value in (
-            (zmq.LINGER, 0), (zmq.ROUTING_ID, identity), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
-            (zmq.MAXMSGSIZE, ANSWER_BYTES), (zmq.IPV6, "[" in address),
-        ):  # fmt: skip
-            self._socket.setsockopt(option, value)
-        self._unanswered_bytes, self._silent_since_s = 0, 0.0
-        """Bytes sent since the last message or connection, and the time of the first of them."""
+        self._cuts = 0
+        """Number of connections that were closed because the peer broke a bound."""
         try:
-            self._socket.connect(address)
+            self._open()
         except zmq.ZMQError as exc:
             self.close()
             raise BadInput(f"cannot connect to {address}: {exc}") from exc
+
+    def _open(self) -> None:
+        """Create and connect the socket."""
+        self._socket = self._context.socket(zmq.DEALER)
+        self._ready = Readiness(self._socket)
+        self._connection = OutgoingConnection(self._socket, ANSWER_BYTES + OTHER_BYTES)
+        self._unanswered_bytes, self._silent_since_s = 0, 0.0
+        """Bytes sent since the last message or connection, and the time of the first of them."""
+        if self._keys is not None:
+            self._socket.curve_serverkey = self._keys.server
+            self._socket.curve_publickey, self._socket.curve_secretkey = self._keys.public, self._keys.secret
+        for option, value in (
+            (zmq.LINGER, 0), (zmq.ROUTING_ID, self.identity), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
+            (zmq.MAXMSGSIZE, ANSWER_BYTES), (zmq.IPV6, "[" in self.address),
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        self._socket.connect(self.address)
 
     async def send(self, frames: Frames) -> int:
         """Queue one message for sending."""
@@ -123,26 +136,43 @@ class ZmqLink:
             self._unanswered_bytes, self._silent_since_s = 0, now_s
 
     async def recv(self, timeout_s: float) -> Received:
-        """Wait for one message."""
+        """Wait for one message. Raises LinkError after the peer has broken a bound; the link connects anew."""
         until_s, left_s = time.monotonic() + timeout_s, timeout_s
         await asyncio.sleep(0)  # others run, too, while one message follows another
         while not (frames := self._take()):
             if left_s <= 0:
                 raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s")
-            await self._ready.wait(left_s)
+            await self._ready.wait(min(left_s, self._connection.due_s))
             left_s = until_s - time.monotonic()
         self._unanswered_bytes = 0
         return Received(frames, sum(map(len, frames)))
 
     def _take(self) -> list[bytes]:
-        """A message that has come; empty: there is none."""
+        """A message that has come; empty: there is none. Raises LinkError if one exceeds a bound."""
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            frames, excess = answer(self._socket, ANSWER_BYTES + OTHER_BYTES)
+            self._connection.taken()
         except zmq.Again:
-            return []
+            frames, excess = [], self._connection.excess()
+        if excess:
+            self._cut(excess)
+        return frames
+
+    def _cut(self, excess: str) -> None:
+        """Connect anew, on another socket: the old one holds what was received. Raises LinkError."""
+        self._cuts += 1
+        if self._cuts & (self._cuts - 1) == 0:  # log the 1st, 2nd, 4th, 8th …, so that a peer cannot fill the log
+            LOG.warning("%s: connection closed (%d so far): %s", self.address, self._cuts, excess)
+        self._shut()
+        self._open()
+        raise LinkError(f"{self.address} sent {excess}")
+
+    def _shut(self) -> None:
+        self._ready.close()
+        self._connection.close()
+        self._socket.close(0)
 
     def close(self) -> None:
         """Close socket and context."""
-        self._ready.close()
-        self._socket.close(0)
+        self._shut()
         self._context.term()

@@ -266,8 +266,12 @@ class Client:
             return
         if not isinstance(error := reader.exception(), TestbedError):
             LOG.error("receiving from the BS failed", exc_info=error)
+        self._fail(LinkError("the connection is closed"))
+
+    def _fail(self, error: LinkError) -> None:
+        """End all waits."""
         for mailbox in self._mail.values():
-            mailbox.fail(LinkError("the connection is closed"))
+            mailbox.fail(error)
         self._wake_waiting()
 
     async def _read(self) -> None:
@@ -277,6 +281,9 @@ class Client:
                 packet = decode_downlink(received.frames, received.size_bytes)
                 check_ranges(packet.message)
             except (LinkTimeout, ProtocolError):  # invalid messages are dropped, as if lost
+                continue
+            except LinkError as exc:  # the BS broke a bound
+                self._fail(exc)
                 continue
             mailbox = self._mail.get(getattr(packet.message, "session", -1))
             if mailbox is not None:

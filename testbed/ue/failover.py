@@ -68,6 +68,10 @@ class StationState:
         self.heard_s, self.sent_bytes = now_s, 0
         self.since_s = min(self.since_s, now_s)
 
+    def lose(self) -> None:
+        """Note that it cannot serve before it has answered a greeting again."""
+        self.welcome, self.since_s = None, math.inf
+
     def silent(self, now_s: float, silence_s: float) -> bool:
         """Whether it has been silent for `silence_s` plus the time that sent data takes."""
         return now_s - self.heard_s > silence_s + 8 * self.sent_bytes / SLOWEST_BPS
@@ -189,6 +193,11 @@ class FailoverClient(Client):
                 check_ranges(packet.message)
             except (LinkTimeout, ProtocolError):  # invalid messages are dropped, as if lost
                 continue
+            except LinkError:  # it broke a bound
+                station.lose()
+                if self.welcome is not None:
+                    self._choose(self.clock.time())
+                continue
             station.hear(self.clock.time())
             message = packet.message
             if isinstance(message, Welcome) or (isinstance(message, Fault) and station.welcome is None):
@@ -237,7 +246,7 @@ class FailoverClient(Client):
             now_s = self.clock.time()
             for station in self._stations:
                 if station.silent(now_s, self._silence_s):
-                    station.welcome, station.since_s = None, math.inf
+                    station.lose()
                 await self._probe(station)
             if self.welcome is not None:
                 self._choose(now_s)

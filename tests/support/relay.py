@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+HANDSHAKE_BYTES = 128
+"""More than the handshake of a BS without keys."""
 Touch = Callable[[bytes, int], bytes]
 """Maps a piece of the uplink and the number of bytes before it to the data to forward."""
 
@@ -17,13 +19,14 @@ class Relay:
         heard: recorded uplinks of all connections.
         answers: recorded downlinks.
         down: while set, no data is forwarded and connections end.
+        flood: data sent to UEs without end after a message to them; empty: none.
     """
 
     def __init__(self, port: int, touch: Touch) -> None:
         self._port, self._touch = port, touch
         self.heard: list[bytearray] = []
         self.answers: list[bytearray] = []
-        self.down = False
+        self.down, self.flood = False, b""
         self.under_way: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,7 +48,7 @@ class Relay:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
             ways = [
                 self._pump(reader, up_writer, heard, self._touch),
-                self._pump(up_reader, writer, answers, lambda piece, _: piece),
+                self._pump(up_reader, writer, answers, lambda piece, _: piece, floods=True),
             ]
             tasks = [asyncio.create_task(way) for way in ways]
             try:
@@ -59,7 +62,12 @@ class Relay:
                 await asyncio.gather(up_writer.wait_closed(), writer.wait_closed(), return_exceptions=True)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bytearray, touch: Touch
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        heard: bytearray,
+        touch: Touch,
+        floods: bool = False,
     ) -> None:
         with contextlib.suppress(OSError):
             while (piece := await reader.read(65536)) and not self.down:
@@ -67,6 +75,9 @@ class Relay:
                 heard += piece
                 writer.write(touch(piece, before))
                 await writer.drain()
+                while floods and self.flood and before > HANDSHAKE_BYTES:
+                    writer.write(self.flood)
+                    await writer.drain()
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,7 @@ from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.heads import random_head
 from tests.support.relay import Relay, relay
 from tests.support.stations import VOCAB, station
+from tests.support.zmtp import frame
 
 PROMPT = [3, 1, 4, 1, 5]
 SILENCE_S = 0.5
@@ -175,6 +177,22 @@ async def test_the_next_goes_on_with_the_committed_prefix_and_the_first_comes_ba
         assert (await decode(client, method, 40)).token_ids == before
         assert where.rounds()[0] > seen[0] and where.rounds()[1] == seen[1]
         await until(lambda: where.sessions() == [0, 0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what connections have received")
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_station_whose_message_never_ends_is_not_used_and_a_standby_disturbs_nobody(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with site() as where, roaming(where) as client:
+        before = (await decode(client, "greedy", 40)).token_ids
+        where.relays[number].flood = frame(bytes(2**16), more=True)
+        assert (await within(8.0, decode(client, "greedy", 40))).token_ids == before
+        await until(lambda: "an unfinished message of more than" in caplog.text)
+        assert where.addresses[1 - number] not in caplog.text.partition("connection closed")[2].partition("\n")[0]
+        await until(lambda: client.serving == where.addresses[1 - number])
+        assert (await within(8.0, decode(client, "greedy", 40))).token_ids == before
+        assert ("serves in place of" in caplog.text) == (number == 0)
 
 
 def refusing(bs: BaseStation, method: str, retry_s: float, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -33,7 +33,7 @@ from testbed.channel.limits.arrivals import (
     loopback,
     origin_of,
 )
-from testbed.channel.limits.counts import Connection, ConnectionCounts
+from testbed.channel.limits.counts import CHECK_S, RECHECK_S, Connection, ConnectionCounts
 from testbed.channel.limits.sockets import (
     DESCRIPTORS,
     FAMILIES,
@@ -43,19 +43,10 @@ from testbed.channel.limits.sockets import (
     limit,
     received_by,
     trim,
-    unread_by,
 )
 
-CHECK_S = 0.05
-"""Interval between checks; longer if a check takes long. On loopback at 5 GB/s, 250 MB may arrive in between."""
-RECHECK_S = 0.01
-"""Interval before the second check of a suspect connection, in which complete messages can be taken."""
 CHECK_SHARE = 0.03
-"""Largest share of the time spent in checks."""
-CONFIRM_CHECKS = 2
-"""Number of consecutive checks that a connection must fail before it is shut down."""
-SPARE_BYTES = 2**17
-"""Allowance for handshakes, framing and data inside libzmq."""
+"""Largest share of the time spent in checks; where they take long, intervals are longer than `CHECK_S`."""
 UNHEARD_BYTES = 2**21
 """Largest number of bytes that one address may have sent for handshakes that may be unfinished: 113 of the largest
 ones, each of which takes libzmq 1 ms.
@@ -177,6 +168,7 @@ class Connections:
         """
         now_s = time.monotonic()
         taken, self._taken = self._taken, {}
+        most_bytes = self._message_bytes * (1 if drained else 1 + self._waiting)
         found: dict[int, Connection] = {}
         counts, suspects = ConnectionCounts(now_s), 0
         for descriptor, connected, known in self._open(now_s):
@@ -185,7 +177,7 @@ class Connections:
             known.closed = known.closed + 1 if closed else 0
             if descriptor in taken:
                 known.base_bytes, known.active, known.key = received, True, taken[descriptor]
-            excess = self._unfinished(connected, known, received, drained)
+            excess = known.unfinished(connected, received, most_bytes)
             suspects += known.over == 1
             if not closed:
                 counts.add(known, received if drained else 0)
@@ -200,13 +192,6 @@ class Connections:
             if not self._trim_in:
                 trim()
         return suspects > 0
-
-    def _unfinished(self, connected: socket.socket, known: Connection, received: int, drained: bool) -> str:
-        """Why a connection is shut down for its unfinished message; empty: it is not."""
-        most = self._message_bytes * (1 if drained else 1 + self._waiting) + SPARE_BYTES
-        since = received - known.base_bytes
-        known.over = known.over + 1 if since > most and since - unread_by(connected) > most else 0
-        return f"an unfinished message of more than {most} bytes" if known.over >= CONFIRM_CHECKS else ""
 
     def _crowded(self, known: Connection, counts: ConnectionCounts) -> str:
         """Why a connection is shut down for others beside it, `counts` with it included; empty: it is not."""

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import socket as sockets
 from collections import Counter
 from dataclasses import dataclass, field
 
 from testbed.channel.frames import PART_BYTES
+from testbed.channel.limits.sockets import unread_by
 
+CHECK_S = 0.05
+"""Interval between checks. On loopback at 5 GB/s, 250 MB may arrive in between."""
+RECHECK_S = 0.01
+"""Interval before the second check of a suspect connection, in which complete messages can be taken."""
+CONFIRM_CHECKS = 2
+"""Number of consecutive checks that a connection must fail before it is shut down."""
+SPARE_BYTES = 2**17
+"""Allowance for handshakes, framing and data inside libzmq."""
 HANDSHAKE_S, HANDSHAKE_BYTES = 5.0, PART_BYTES + 2**11
 """Longest time of a handshake, and bytes of the largest one."""
 
@@ -32,6 +42,18 @@ class Connection:
     """Number of consecutive checks in which it exceeded its limit."""
     closed: int = 0
     """Number of consecutive checks in which it was closed."""
+
+    def unfinished(self, connected: sockets.socket, received: int, most_bytes: int) -> str:
+        """Which bound its unfinished message exceeds, after `CONFIRM_CHECKS` such checks; empty: none.
+
+        Args:
+            connected: its socket.
+            received: bytes received on it.
+            most_bytes: most that may have been received since its last complete message was taken.
+        """
+        since, most = received - self.base_bytes, most_bytes + SPARE_BYTES
+        self.over = self.over + 1 if since > most and since - unread_by(connected) > most else 0
+        return f"an unfinished message of more than {most} bytes" if self.over >= CONFIRM_CHECKS else ""
 
 
 @dataclass

@@ -16,7 +16,8 @@ import pytest
 
 from testbed.channel.frames import MAX_IDENTITY_BYTES, MOST_FRAMES, OTHER_BYTES, PART_BYTES, parts
 from testbed.channel.limits.arrivals import CLOSED_S
-from testbed.channel.limits.connections import CHECK_S, CONFIRM_CHECKS, SPARE_BYTES, UNHEARD_BYTES, Connections
+from testbed.channel.limits.connections import UNHEARD_BYTES, Connections
+from testbed.channel.limits.counts import CHECK_S, CONFIRM_CHECKS, SPARE_BYTES
 from testbed.channel.limits.sockets import GONE_S
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.server_link import INBOX, MOST_SKIPPED, ZmqServerLink
