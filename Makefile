@@ -59,7 +59,7 @@ bench: $(STAMP)  ## run all benchmarks (benchmarks/)
 lock: $(STAMP)  ## resolve pyproject.toml, write constraints.txt and hashes.txt; LOCK_ARGS=--upgrade takes the newest versions
 	$(BIN)/python -m scripts.lock $(LOCK_ARGS)
 
-audit: $(STAMP)  ## list installed packages; compare files with their hashes, and hashes with the index
+audit: $(STAMP)  ## list installed packages; compare files with their hashes, find files of no package, and compare hashes with the index
 	$(BIN)/python -m scripts.audit --files --hashes
 
 wheels: $(STAMP)  ## build the testbed's wheel, and check which packages of a UE have wheels for 64-bit Arm

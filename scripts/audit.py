@@ -2,7 +2,8 @@
 
 Lists version, licence and dependants of each installed package, and checks that nothing else is installed than what
 `constraints.txt` pins, and that `hashes.txt` has hashes of all pins. `--files` compares each installed file with the
-hash recorded in its wheel; `--hashes` compares `hashes.txt` with what the package index publishes now.
+hash recorded in its wheel, and finds files of the environment that no wheel recorded; `--hashes` compares `hashes.txt`
+with what the package index publishes now.
 
 Advisories are not checked: the only database that comes as a package, safety-db, ended in July 2021, and the maintained
 ones (OSV, the PyPI advisory database) are online services. With a network, run `pip-audit -r constraints.txt --no-deps
@@ -16,6 +17,8 @@ import base64
 import hashlib
 import importlib.metadata
 import json
+import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +37,11 @@ UNPINNED = ("pip", OWN)
 """Packages that may be installed without a pin."""
 NEEDERS = 3
 """Maximum number of dependants named in a row."""
+MADE_HERE = re.compile(
+    r"pyvenv\.cfg|requirements\.txt|uv\.txt|\.lock|\.setup-[\w,-]+|wheels/[^/]+\.whl|bin/(activate(\.\w+)?|Activate\.ps1|python[\d.]*)"
+)
+"""Files that Python's venv, uv and the set-up make, relative to the environment."""
+COMPILED = re.compile(rf"(.+?)\.{sys.implementation.cache_tag}(-pytest-[\w.]+)?(\.opt-[12])?\.pyc")
 UNKNOWN = "not stated"
 
 
@@ -68,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = differences(packages, pins)
     if args.files:
         wrong += [problem for distribution in installed for problem in changed_files(distribution)]
+        wrong += unrecorded_files(Path(sys.prefix), installed)
     counts = {"pinned": len(pins), "installed": len(packages), "without a licence": without_licence(packages)}
     locked = read_hashes(HASHES.read_text())
     wrong += unlocked(pins, locked)
@@ -188,6 +197,39 @@ def changed_files(distribution: importlib.metadata.Distribution) -> Iterator[str
             continue
         if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != path.hash.value:
             yield f"{distribution.metadata['Name']}: {path} is not what its wheel recorded"
+
+
+def unrecorded_files(environment: Path, installed: Iterable[importlib.metadata.Distribution]) -> Iterator[str]:
+    """Files of an environment whose hash no wheel recorded, but for `MADE_HERE` and what Python compiled from recorded
+    files, which is not compared with them.
+    """
+    recorded = set()
+    for distribution in installed:
+        site = os.path.realpath(str(distribution.locate_file("")))
+        files = (path for path in distribution.files or () if path.hash or path.name == "RECORD")
+        recorded |= {os.path.normpath(os.path.join(site, path)) for path in files}
+    for name, path in sorted(files_below(environment)):
+        folder, file = os.path.split(path)
+        compiled = COMPILED.fullmatch(file) if os.path.basename(folder) == "__pycache__" else None
+        source = compiled and os.path.join(os.path.dirname(folder), f"{compiled[1]}.py")
+        if not (recorded & {path, source} or MADE_HERE.fullmatch(name)):
+            yield f"{name} belongs to no package"
+
+
+def files_below(environment: Path) -> Iterator[tuple[str, str]]:
+    """Files, and links to folders, by name relative to the environment and by path. Folders directly below it may be
+    links.
+    """
+    seen = set()
+    for top in sorted(environment.iterdir()):
+        if not top.is_dir():
+            yield top.name, str(top)
+        elif (begin := str(top.resolve())) not in seen:  # lib64 is lib
+            seen.add(begin)
+            for folder, folders, files in os.walk(begin):
+                links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+                for path in (os.path.join(folder, name) for name in (*files, *links)):
+                    yield os.path.join(top.name, os.path.relpath(path, begin)), path
 
 
 def digest_of(path: Path, kind: str) -> bytes:

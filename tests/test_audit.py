@@ -6,6 +6,7 @@ import base64
 import hashlib
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,13 @@ def install(site: Path, name: str, version: str, *more: str, body: bytes = b"x =
     module, info = site / f"{name}.py", site / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     module.write_bytes(body)
-    digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
-    (info / "RECORD").write_text(f"{name}.py,sha256={digest},{len(body)}\n{info.name}/RECORD,,\n")
-    (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *more]))
+    metadata = info / "METADATA"
+    metadata.write_text("\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *more]))
+    lines = [f"{info.name}/RECORD,,"]
+    for file in (module, metadata):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
+        lines.append(f"{file.relative_to(site)},sha256={digest},")
+    (info / "RECORD").write_text("\n".join(lines))
     return module
 
 
@@ -65,6 +70,41 @@ def test_files_that_were_changed_or_are_gone_are_found(tmp_path: Path) -> None:
     assert list(audit.changed_files(distribution)) == ["alpha: alpha.py is not what its wheel recorded"]
     module.unlink()
     assert ["cannot be read" in problem for problem in audit.changed_files(distribution)] == [True]
+
+
+def test_files_that_belong_to_no_package_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line of a `.pth` file that begins with `import` runs whenever Python starts."""
+    site, tag = tmp_path / "lib/site-packages", sys.implementation.cache_tag
+    install(site, "alpha", "1.0")
+    ours = (
+        "pyvenv.cfg",
+        "bin/python3",
+        f"{site}/__pycache__/alpha.{tag}.pyc",
+        f"{site}/__pycache__/alpha.{tag}.opt-1.pyc",
+    )
+    _touch(tmp_path, *ours)
+    (tmp_path / "lib64").symlink_to("lib")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(audit.sysconfig, "get_path", lambda _: str(site))
+    assert audit.main(["--files"]) == 1
+    assert capsys.readouterr().err == "audit: alpha 1.0 is installed and not pinned\n"
+    strays = (f"__pycache__/beta.{tag}.pyc", "alpha.pyc", "planted.pth", "unhashed.py")
+    _touch(site, *strays)
+    _touch(tmp_path, "bin/pip")
+    (site / "zlinked").symlink_to("__pycache__")
+    with (site / "alpha-1.0.dist-info/RECORD").open("a") as record:
+        record.write("\nunhashed.py,,\n")
+    assert audit.main(["--files"]) == 1
+    found = ["bin/pip", *(f"lib/site-packages/{name}" for name in (*strays, "zlinked"))]
+    assert capsys.readouterr().err.splitlines()[1:] == [f"audit: {name} belongs to no package" for name in found]
+
+
+def _touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
 
 
 def test_pins_without_a_hash_are_found() -> None:
