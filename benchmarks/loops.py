@@ -1,8 +1,8 @@
 """Time of a joint decision about radio weights, windows and modes, and how near it comes to the optimum.
 
-Time: random cells of 50 and 200 UEs, with greedy, FH and SH to choose from and windows of up to 8 tokens. Optimum:
-brute force on cells of up to 5 UEs, over all combinations of choices and shares in steps of 1/200; the code is that of
-the tests (`tests/optim/loops/cells.py`).
+Time: random cells of 50 and 200 UEs, with greedy, FH and SH to choose from and windows of 0 (the base
+station decodes alone) to 8 tokens. Optimum: brute force on cells of up to 5 UEs, over all combinations of choices and
+shares in steps of 1/200; the code is that of the tests (`tests/optim/loops/cells.py`).
 
 Run from the repository: PYTHONPATH=. python benchmarks/loops.py [--json] [--cells N] [--csv FILE]
 """
@@ -77,7 +77,7 @@ def large_cell(rng: np.random.Generator, ues: int) -> CellState:
 def _ue(rng: np.random.Generator) -> UeState:
     return UeState(
         rate_bps=float(10 ** rng.uniform(6, 8)), draft_s=float(rng.uniform(0.003, 0.03)),
-        link_s=float(rng.uniform(0.002, 0.03)), modes=modes(float(rng.uniform(0.5, 0.95))), windows=(1, 8),
+        link_s=float(rng.uniform(0.002, 0.03)), modes=modes(float(rng.uniform(0.5, 0.95))), windows=(0, 8),
         speed_tps=float(rng.uniform(2, 8)) if rng.random() < 1 / 3 else None,
         activity=float(rng.uniform(0.02, 0.5)), joins=float(rng.uniform(0.05, 0.5)), cached=float(rng.uniform(50, 400)),
     )  # fmt: skip
@@ -87,7 +87,7 @@ def small(kind: str, seed: int) -> dict[str, Any]:
     """Decision and optimum of a small cell; the share is of the goodput, or of the geometric mean of the speeds."""
     rng = np.random.default_rng(seed)
     ues = int(rng.integers(1, MOST + 1))
-    cell = random_cell(rng, ues)
+    cell = random_cell(rng, ues, least=0)
     value, best = decide(cell, OBJECTIVES[kind]).value, brute_force(cell, kind)
     share = math.exp((value - best) / ues) if kind == "fair" else value / best
     return {"objective": kind, "seed": seed, "ues": ues, "value": value, "optimum": best, "share": share}

@@ -102,7 +102,7 @@ def decide(
     prices: Prices = NO_PRICES,
     weights: Sequence[float] | None = None,
     current: Sequence[tuple[int, int] | None] = (),
-    stay: float = 0.02,
+    stay: float = 0.04,
 ) -> Decision:
     """The weights, windows and modes that maximise the objective, nearly: see the module.
 
@@ -169,10 +169,10 @@ class _Search:
         rounds, menu = self.rounds, self.menu
         chosen = rounds.table.chosen(last.columns)
         gain = self._counted(self.gain[np.arange(len(last.columns)), last.columns], last.kept)
-        price = rounds.waits * float(self.objective.slope(gain, last.times_s).sum())
+        price = float((chosen.waits * self.objective.slope(gain, last.times_s)).sum())
         fixed_s, air_s = rounds.terms(menu.table, rounds.pass_s(chosen))
         lower = np.broadcast_to(self.least[:, None], fixed_s.shape)
-        extra = price * rounds.joins[:, None] * menu.table.pass_s
+        extra = price * menu.table.joins * menu.table.pass_s
         if not self.promises:
             return _Choices(menu.gain, fixed_s, air_s, lower, menu.allowed, extra, menu.present)
         promise = rounds.promise[:, None]

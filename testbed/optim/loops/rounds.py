@@ -13,11 +13,13 @@ q = 1 for all is a band divided into fixed shares z, as in edge-SD. A pass takes
 mean pass); a round stays for h passes and, unless it is in every pass, is in its own: W = h·P + (1 − p_i)·s_i. So
 
     T_i = A + c·(1 − q) + (1 − p)·s + h·P + c·q / z = a + k / z,      speed v_i = E / T_i.
+
+With window 0 the BS decodes alone: every pass yields a token, so that E = 1, p = 1, h = 1, A = c = 0 and T_i = P.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class RoundTable(NamedTuple):
-    """Costs of all choices, [n, m]: column `mode`·windows + `window` − 1 of UE i, or [n]: of one choice of each."""
+    """Costs of all choices, [n, m]: column `mode`·(K_max + 1) + `window` of UE i, or [n]: of one choice of each."""
 
     tokens: Array
     """E"""
@@ -43,6 +45,10 @@ class RoundTable(NamedTuple):
     joules: Array
     risk: Array
     """Expected risk per round."""
+    joins: Array
+    """p"""
+    waits: Array
+    """h"""
 
     def chosen(self, columns: IntArray) -> RoundTable:
         """One choice of each UE."""
@@ -57,59 +63,61 @@ class RoundChoices:
         ues = cell.ues
         low, high = (np.array([ue.windows[end] for ue in ues]) for end in (0, 1))
         self.most, self.modes = int(high.max()), max(len(ue.modes) for ue in ues)
-        window = np.arange(1, self.most + 1)
-        self.table = self._table(cell, window.astype(np.float64))
+        self.width = self.most + 1
+        window = np.arange(self.width)
         fits = (window >= low[:, None]) & (window <= high[:, None])
         given = np.arange(self.modes) < np.array([len(ue.modes) for ue in ues])[:, None]
         self.allowed = (given[:, :, None] & fits[:, None, :]).reshape(len(ues), -1)
         columns = [(ue.activity, ue.joins, ue.speed_tps or 0.0) for ue in ues]
-        self.activity, self.joins, self.promise = np.array(columns, np.float64).T.copy()
-        self.base_s, self.waits = cell.passes.c, cell.waits
+        self.activity, joins, self.promise = np.array(columns, np.float64).T.copy()
+        self.table = self._table(cell, joins, window.astype(np.float64))
+        self.base_s = cell.passes.c
 
-    def _table(self, cell: CellState, window: Array) -> RoundTable:
+    def _table(self, cell: CellState, joins: Array, window: Array) -> RoundTable:
         ues, times, count = cell.ues, cell.passes, self.modes
         modes = [(*ue.modes, *[ue.modes[0]] * (count - len(ue.modes))) for ue in ues]
         flat = [mode for each in modes for mode in each]
         values = np.array([mode[2:] for mode in flat]).reshape(len(ues), count, -1)
         token, fixed, asked, asked_bits, _, risk = (values[:, :, at, None] for at in range(values.shape[2]))
-        most = len(window)
-        positions = chain.from_iterable(_by_position(mode.acceptance, most) for mode in flat)
-        alpha = np.fromiter(positions, np.float64, len(flat) * most).reshape(len(ues), count, most)
+        drafts = window > 0
+        alpha = _by_position([mode.acceptance for mode in flat], self.width).reshape(len(ues), count, -1)
         known = [(u.backlog_bits, u.draft_s, u.link_s, u.rate_bps, u.cached, u.draft_j, u.bit_j) for u in ues]
         columns = np.array(known, np.float64).T[:, :, None, None]
         backlog, draft_s, link_s, rate, cached, draft_j, bit_j = columns
-        bits = backlog + fixed + window * (token + asked * asked_bits)
-        trips = 2 - (1 - asked) ** window
+        bits = (backlog + fixed) * drafts + window * (token + asked * asked_bits)
+        trips = (2 - (1 - asked) ** window) * drafts
         new = window + 1
         parts = (
-            1 + np.cumsum(np.cumprod(alpha, axis=2), axis=2),
+            np.cumsum(np.cumprod(alpha, axis=2), axis=2),
             window * draft_s + trips * link_s,
             bits / np.maximum(rate, LEAST_BPS),
             (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached,
             window * draft_j + bits * bit_j,
             window * risk,
+            np.where(drafts, joins[:, None, None], 1.0),
+            np.where(drafts, cell.waits, 1.0),
         )
-        shape = (len(ues), count, most)
+        shape = (len(ues), count, len(window))
         return RoundTable(*(np.broadcast_to(part, shape).reshape(len(ues), -1) for part in parts))
 
     def pass_s(self, chosen: RoundTable) -> float:
         """P: the mean pass with these choices, [n]."""
-        return self.base_s + float(self.joins @ chosen.pass_s)
+        return self.base_s + float(chosen.joins @ chosen.pass_s)
 
     def terms(self, table: RoundTable, pass_s: float) -> tuple[Array, Array]:
         """a and k of the time a + k/z of a round, in the table's shape."""
-        shape = (-1,) + (1,) * (table.tokens.ndim - 1)
-        activity, joins = self.activity.reshape(shape), self.joins.reshape(shape)
-        fixed_s = table.fixed_s + table.air_s * (1 - activity) + (1 - joins) * table.pass_s + self.waits * pass_s
+        activity = self.activity.reshape((-1,) + (1,) * (table.tokens.ndim - 1))
+        at_bs_s = (1 - table.joins) * table.pass_s + table.waits * pass_s
+        fixed_s = table.fixed_s + table.air_s * (1 - activity) + at_bs_s
         return fixed_s, table.air_s * activity
 
     def column(self, mode: int, window: int) -> int:
         """Column of a mode and a window."""
-        return mode * self.most + min(window, self.most) - 1
+        return mode * self.width + min(window, self.most)
 
     def of_column(self, columns: IntArray) -> tuple[IntArray, IntArray]:
         """Modes and windows of columns."""
-        return columns // self.most, columns % self.most + 1
+        return columns // self.width, columns % self.width
 
 
 def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:
@@ -119,6 +127,12 @@ def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:
     return found
 
 
-def _by_position(acceptance: tuple[float, ...], most: int) -> tuple[float, ...]:
-    known = len(acceptance)
-    return acceptance if known == most else acceptance[:most] + (acceptance[-1],) * (most - known)
+def _by_position(acceptance: Sequence[tuple[float, ...]], width: int) -> Array:
+    """[len(acceptance), width] rates of the positions from 1 on, behind a 1 for window 0."""
+    different = {rates: row for row, rates in enumerate(dict.fromkeys(acceptance))}
+    found = np.ones((len(different), width))
+    for rates, row in different.items():
+        found[row, 1:] = rates[-1]
+        found[row, 1 : len(rates) + 1] = rates[: width - 1]
+    every: Array = found[[different[rates] for rates in acceptance]]
+    return every

@@ -51,7 +51,7 @@ class UeState:
     modes: tuple[RoundMode, ...] = (RoundMode(),)
     """The ways between which to choose; one: it is given."""
     windows: tuple[int, int] = (1, 8)
-    """Least and largest window; equal: it is given."""
+    """Least and largest window; equal: it is given. 0: the BS decodes alone, and nothing is drafted or sent."""
     speed_tps: float | None = None
     """Promised token speed [tokens/s]; None: none."""
     activity: float = 1.0
@@ -69,8 +69,8 @@ class UeState:
 
     def __post_init__(self) -> None:
         low, high = self.windows
-        if not 1 <= low <= high <= MAX_WINDOW:
-            raise BadInput(f"windows lie in 1..{MAX_WINDOW}, not {low}..{high}")
+        if not 0 <= low <= high <= MAX_WINDOW:
+            raise BadInput(f"windows lie in 0..{MAX_WINDOW}, not {low}..{high}")
         if not self.modes or not all(mode.acceptance for mode in self.modes):
             raise BadInput("a UE needs a way of carrying rounds, with an acceptance rate")
         if not (0 < self.activity <= 1 and 0 <= self.joins <= 1):

@@ -97,19 +97,19 @@ class _Together:
 
     def uniform(self) -> Iterator[IntArray]:
         """Columns of the choices that are the same for all."""
-        allowed, most = self._rounds.allowed, self._rounds.most
+        allowed, width = self._rounds.allowed, self._rounds.width
         for column in range(allowed.shape[1]):
-            first = column // most * most
+            first = column // width * width
             nearest = [self._nearest(ue, column, first) for ue in range(len(allowed))]
             yield np.array(nearest)
 
     def _nearest(self, ue: int, column: int, first: int) -> int:
         """The allowed column nearest to one of the mode that begins at `first`; of the first mode, if it lacks that."""
-        most = self._rounds.most
-        own = np.flatnonzero(self._rounds.allowed[ue, first : first + most])
+        width = self._rounds.width
+        own = np.flatnonzero(self._rounds.allowed[ue, first : first + width])
         if not len(own):
             column, first = column - first, 0
-            own = np.flatnonzero(self._rounds.allowed[ue, :most])
+            own = np.flatnonzero(self._rounds.allowed[ue, :width])
         return first + int(own[np.abs(own - (column - first)).argmin()])
 
     def improved(self, best: TogetherPlan) -> TogetherPlan:
@@ -119,7 +119,7 @@ class _Together:
             better = False
             for ue, allowed in enumerate(self._rounds.allowed):
                 for column in np.flatnonzero(allowed):
-                    columns = best.modes * self._rounds.most + best.windows - 1
+                    columns = best.modes * self._rounds.width + best.windows
                     columns[ue] = column
                     found = self.plan(columns)
                     if found.value > best.value + 1e-9 * abs(best.value):

@@ -26,8 +26,8 @@ def modes(alpha: float, hidden: int = 2048) -> tuple[RoundMode, ...]:
     )
 
 
-def random_cell(rng: np.random.Generator, ues: int, windows: tuple[int, ...] = (1, 2, 3, 4)) -> CellState:
-    """A cell whose UEs differ in everything."""
+def random_cell(rng: np.random.Generator, ues: int, least: int = 1) -> CellState:
+    """A cell whose UEs differ in everything; their windows begin at `least` or above."""
     reserved = rng.random() < 0.5
     found = []
     for _ in range(ues):
@@ -35,7 +35,7 @@ def random_cell(rng: np.random.Generator, ues: int, windows: tuple[int, ...] = (
         promise = None if rng.random() < 0.4 else float(rng.uniform(1, 12))
         ways = modes(alpha)
         picked = tuple(ways[i] for i in sorted(rng.choice(3, size=int(rng.integers(1, 3)), replace=False)))
-        low = int(rng.integers(1, len(windows)))
+        low = int(rng.integers(least, 4))
         found.append(
             UeState(
                 rate_bps=float(10 ** rng.uniform(4.8, 7.7)), draft_s=float(rng.uniform(0.003, 0.04)),
@@ -68,17 +68,25 @@ def work_s(ue: UeState, window: int) -> float:
     return A100.a * new + A100.b_compute * (old + new) * new + A100.b_read * old
 
 
+def passes(cell: CellState, ue: UeState, window: int) -> tuple[float, float]:
+    """Rounds per pass, and passes that a round stays: a UE without windows is in every pass, with one token."""
+    return (ue.joins, cell.waits) if window else (1.0, 1.0)
+
+
 def speeds(cell: CellState, at: int, choice: tuple[int, int], pass_s: float, shares: np.ndarray) -> np.ndarray:
     """Token speed of a UE at each of these shares."""
     ue, mode = cell.ues[at], cell.ues[at].modes[choice[0]]
     window = choice[1]
+    joins, waits = passes(cell, ue, window)
+    if not window:
+        return np.full(len(shares), 1 / (waits * pass_s + (1 - joins) * work_s(ue, 0)))
     requested = window * mode.asked
     bits = ue.backlog_bits + mode.fixed_bits + window * mode.token_bits + requested * mode.asked_bits
     trips = 1 + (1 - (1 - mode.asked) ** window)
     alone_s = bits / ue.rate_bps
     with np.errstate(divide="ignore"):
         air_s = alone_s * (1 - ue.activity) + alone_s * ue.activity / shares
-    at_bs_s = cell.waits * pass_s + (1 - ue.joins) * work_s(ue, window)
+    at_bs_s = waits * pass_s + (1 - joins) * work_s(ue, window)
     return expected_tokens(mode.acceptance, window) / (window * ue.draft_s + trips * ue.link_s + air_s + at_bs_s)
 
 
@@ -95,8 +103,8 @@ def brute_force(cell: CellState, kind: str) -> float:
     grid, best = np.arange(SHARES + 1) / SHARES, -math.inf
     back = np.arange(SHARES + 1)[:, None] - np.arange(SHARES + 1)[None, :]
     for combination in itertools.product(*map(choices, cell.ues)):
-        work = (ue.joins * work_s(ue, choice[1]) for ue, choice in zip(cell.ues, combination, strict=True))
-        pass_s = A100.c + sum(work)
+        chosen = [(ue, choice[1]) for ue, choice in zip(cell.ues, combination, strict=True)]
+        pass_s = A100.c + sum(passes(cell, ue, window)[0] * work_s(ue, window) for ue, window in chosen)
         total = np.zeros(SHARES + 1)
         for at, choice in enumerate(combination):
             own = utilities(kind, speeds(cell, at, choice, pass_s, grid), cell.ues[at].speed_tps)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from testbed.bs.scheduling.averages import Mean
+from testbed.bs.scheduling.window_hints import MEASURED
 from testbed.channel.cost import Sizes
 from testbed.clock import Clock
 from testbed.experiments.cell.config import CellConfig, UeGroup
@@ -22,6 +23,7 @@ from testbed.experiments.inputs.profile import load_profile
 from testbed.optim.loops.joint import Decision, decide
 from testbed.optim.loops.objectives import Prices, objective
 from testbed.optim.loops.state import CellState, UeState
+from testbed.protocols import PROTOCOLS
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MARGIN = 1.1
@@ -91,18 +93,24 @@ class JointController:
     # ------------------------------------------------------------ state
 
     def _measure(self) -> None:
-        """Update rates, activity, and what is measured of the verifier."""
+        """Update rates, activity, and what is measured of the verifier.
+
+        Activity and rounds per pass are those of a UE that drafts: while the BS decodes for it alone, they stay.
+        """
         metrics, before = self._metrics(), self._before
         now = self._before = _Counts(self._clock.time(), metrics["passes"], metrics["busy_s"])
         passed_s, passes = now.time_s - before.time_s, now.passes - before.passes
-        self._meter.update(now.time_s, passed_s)
+        known = {number: self._hints.ues.get(ue_name(number)) for number in self._numbers}
+        silent = {number for number, ue in known.items() if ue is not None and ue.window == 0}
+        self._meter.update(now.time_s, passed_s, silent)
         if passed_s > 0:
             self._busy.add(min(1.0, (now.busy_s - before.busy_s) / passed_s), passed_s)
         for number, mean in self._joins.items():
-            ue = self._hints.ues.get(ue_name(number))
+            ue = known[number]
             rounds = 0 if ue is None else ue.rounds
             if passes > 0:
-                mean.add(min(1.0, (rounds - self._rounds[number]) / passes), passed_s)
+                if number not in silent:
+                    mean.add(min(1.0, (rounds - self._rounds[number]) / passes), passed_s)
                 self._rounds[number] = rounds
 
     def _state(self, number: int, ue: UeEstimates) -> UeState:
@@ -113,13 +121,14 @@ class JointController:
             ue.asked.value,
         )  # fmt: skip
         present = max(1, round(ue.mean_window.value))
+        least = 1 if ue.measured < MEASURED or PROTOCOLS[mode.protocol].replaces else 0
         rate_bps = self._meter.rate_bps(number)
         return UeState(
             rate_bps=rate_bps,
             draft_s=ue.draft_s.value or profile.draft.window_s(most, 1) / most,
             link_s=self._config.radio.rtt_s,
             modes=(mode,),
-            windows=(1, most) if self._hinted(group) else (present, present),
+            windows=(least, most) if self._hinted(group) else (present, present),
             speed_tps=group.class_tps and MARGIN * group.class_tps,
             activity=self._meter.activity(number),
             joins=max(LEAST_JOINS, self._joins[number].value),

@@ -29,7 +29,7 @@ class UeEstimates:
     Attributes:
         sessions: its sessions that have had a round and have not ended.
         rounds: its rounds so far.
-        window: the window that was decided; None: none was.
+        window: the window that was decided; 0: the BS decodes alone; None: none was decided.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,8 @@ class UeEstimates:
         self.asked = Mean(ROUNDS)
         """Requested hidden states per drafted token."""
         self.protocol = ""
+        self.measured = 0
+        """Rounds with a measured drafting time."""
         self._tried, self._accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
 
     def learn(self, session: Session, round_: Round, accepted: int) -> None:
@@ -53,6 +55,7 @@ class UeEstimates:
         self.mean_window.add(drafted)
         if not first:  # the first one's time counts from the request
             self.draft_s.add(round_.draft_s / drafted)
+            self.measured += 1
         self.asked.add(len(round_.candidates()) / drafted if round_.asked_s is not None else 0.0)
         tried = min(accepted + 1, drafted, MAX_WINDOW)
         self._tried *= FORGET

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from testbed.bs.scheduling.averages import Mean
 from testbed.experiments.deployment.links import VirtualRadio
@@ -28,8 +28,13 @@ class RadioMeter:
         self._others = [ports[True] for ue, ports in enumerate(radio.ports) if ue not in self._rates]
         self._background, self._used = Mean(ACTIVITY_S), 0.0
 
-    def update(self, now_s: float, passed_s: float) -> None:
-        """Measure; `passed_s` is the time since the last call."""
+    def update(self, now_s: float, passed_s: float, silent: Collection[int] = ()) -> None:
+        """Measure.
+
+        Args:
+            passed_s: the time since the last call.
+            silent: UEs that had nothing to send by decision; their activity is not measured.
+        """
         config, air = self._radio.cell.config, self._radio.air
         t_s = max(0.0, now_s - self._radio.cell.begin())
         slots = passed_s / config.slot_s * config.slot_share(True)
@@ -41,7 +46,7 @@ class RadioMeter:
             known = air.ideal(ue, True, t_s).bits_per_s_per_hz if self._oracle else air.efficiency(ue, True, t_s)
             mean.add(known * config.bandwidth_hz * config.slot_share(True), max(passed_s, 1e-6))
             sent = self._radio.ports[ue][True].slots
-            if slots > 0:
+            if slots > 0 and ue not in silent:
                 self._activity[ue].add(min(1.0, (sent - self._slots[ue]) / slots), passed_s)
             self._slots[ue] = sent
 
