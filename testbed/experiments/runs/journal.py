@@ -26,7 +26,7 @@ from testbed.experiments.results.claims import CONFIG, changed, stamps
 from testbed.experiments.results.directory import SUMMARY
 from testbed.experiments.results.folders import refuse_links
 from testbed.experiments.runs.prepare import Workload
-from testbed.files import LOCK, require_empty
+from testbed.files import LOCK, make_folder, require_empty, whole_file
 from testbed.protocols.messages import Welcome, difference
 from testbed.ue.run import Outcome
 
@@ -65,30 +65,28 @@ class Journal:
         done: outcomes read from the journal.
     """
 
-    def __init__(self, file: BinaryIO, identity: bytes, done: list[Outcome], shared: Shared | None = None) -> None:
-        self._file, self.identity, self.done, self._shared = file, identity, done, shared
+    def __init__(self, path: Path, file: BinaryIO, identity: bytes, done: list[Outcome], shared: Shared | None) -> None:
+        self._path, self._file, self.identity, self.done, self._shared = path, file, identity, done, shared
 
     @classmethod
     def begin(cls, out: Path, config: RunConfig, work: Workload) -> Journal:
-        """Start a run.
+        """Start a run. The journal appears with its heading: one that is interrupted before leaves none.
 
         Raises:
             BadInput: `out` has a run, finished or not, or is not writable.
             TestbedError: the disk is full.
         """
-        path = out / NAME
         check_new(out)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            journal = cls(path.open("xb"), new_identity(), [])
-        except OSError as exc:
-            raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
-        try:
-            _lock(journal._file, out)
-            journal._write(Heading(SCHEMA, _settings(config), _digest(work), journal.identity, _inputs(config)))
-        except TestbedError:
-            journal.finish()
-            raise
+        make_folder(out)
+        with whole_file(out / NAME) as part:
+            journal = cls(out / NAME, part.open("xb"), new_identity(), [], None)
+            try:
+                _lock(journal._file, out)
+                journal._write(Heading(SCHEMA, _settings(config), _digest(work), journal.identity, _inputs(config)))
+                _link(part, out / NAME)
+            except BaseException:
+                journal.close()
+                raise
         return journal
 
     @classmethod
@@ -117,7 +115,7 @@ class Journal:
             raise
         file.truncate(end)  # an incomplete block
         file.seek(end)
-        return cls(file, heading.identity, done, shared)
+        return cls(path, file, heading.identity, done, shared)
 
     def greet(self, welcome: Welcome) -> None:
         """Write down what the BS serves; a resumed run must be decoded by the same.
@@ -130,7 +128,7 @@ class Journal:
             self._shared = welcome.shared
             self._write((self._shared,))  # an array, unlike an outcome
             return
-        whose = f"the run in {Path(self._file.name).parent} began with"
+        whose = f"the run in {self._path.parent} began with"
         if found := difference(welcome.shared, self._shared, whose):
             raise BadInput(f"the BS serves {found}")
 
@@ -149,7 +147,7 @@ class Journal:
 
     def finish(self) -> None:
         """Remove the journal of a complete run."""
-        Path(self._file.name).unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
         self.close()
 
     def _write(self, value: Any) -> None:
@@ -159,7 +157,7 @@ class Journal:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as exc:
-            raise TestbedError(f"cannot write {self._file.name}: {exc.strerror or exc}") from exc
+            raise TestbedError(f"cannot write {self._path}: {exc.strerror or exc}") from exc
 
 
 def check_new(out: Path) -> None:
@@ -206,6 +204,14 @@ def kept(out: Path | None) -> str:
     except (OSError, BadInput):
         return f"nothing is kept in {out}"
     return f"finished requests kept in {out}: {done}; resume with the same command and --resume"
+
+
+def _link(part: Path, path: Path) -> None:
+    with contextlib.suppress(OSError):  # a file system without hard links
+        try:
+            os.link(part, path)
+        except FileExistsError as exc:
+            raise BadInput(f"another run has begun in {path.parent}: it has written {path}") from exc
 
 
 def _lock(file: BinaryIO, out: Path) -> None:

@@ -6,6 +6,9 @@ import contextlib
 import errno
 import math
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -217,6 +220,55 @@ def test_an_unfinished_run_is_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / NAME).read_bytes() == before
 
 
+KILLED = """
+import os, signal
+from pathlib import Path
+from tests.experiments.runs.test_journal import CONFIG, Journal, work
+os.fsync = lambda _: os.kill(os.getpid(), signal.{signal})
+Journal.begin(Path({out!r}), CONFIG, work())
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGKILL"])
+def test_a_run_that_ends_while_its_heading_is_written_can_begin_again(tmp_path: Path, number: str) -> None:
+    """It left a journal without a heading, and neither a new run nor --resume took it."""
+    out = tmp_path / "run"
+    ended = subprocess.run([sys.executable, "-c", KILLED.format(signal=number, out=str(out))], check=False)
+    assert ended.returncode == -getattr(signal, number)
+    assert kept(out) == f"nothing is kept in {out}"
+    refuse(lambda: Journal.resume(out, CONFIG, work()), BadInput, "no unfinished run")
+    check_folder(out)
+    journal = Journal.begin(out, CONFIG, work())
+    journal.add(outcome(0))
+    journal.close()
+    again = Journal.resume(out, CONFIG, work())
+    assert again.done == [outcome(0)]
+    again.finish()
+    assert number == "SIGKILL" or not list(out.iterdir())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_runs_that_begin_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """A file system without hard links has the check before alone."""
+    if not links:
+        monkeypatch.setattr(os, "link", refuse_link)
+    first = Journal.begin(tmp_path, CONFIG, work())
+    if links:
+        monkeypatch.setattr("testbed.experiments.runs.journal.check_new", lambda _: None)
+    refuse(lambda: Journal.begin(tmp_path, CONFIG, work()), BadInput, NAME)
+    first.add(outcome(0))
+    first.close()
+    again = Journal.resume(tmp_path, CONFIG, work())
+    assert again.done == [outcome(0)] and [path.name for path in tmp_path.iterdir()] == [NAME]
+    again.close()
+
+
+def refuse_link(*_: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     refuse(lambda: Journal.begin(tmp_path, CONFIG, work()), BadInput, "finished run", "another --out")
@@ -274,7 +326,8 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("buffering", [0, 8192])
 def test_a_full_disk_is_one_line(buffering: int) -> None:
-    journal = Journal(Path("/dev/full").open("r+b", buffering=buffering), b"", [])  # noqa: SIM115
+    path = Path("/dev/full")
+    journal = Journal(path, path.open("r+b", buffering=buffering), b"", [], None)
     refuse(lambda: journal.add(outcome(0)), TestbedError, "cannot write /dev/full", "No space left")
     journal.close()  # says it no second time
 
