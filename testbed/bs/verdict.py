@@ -4,6 +4,7 @@ failed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import numpy as np
@@ -48,11 +49,13 @@ class Verdicts:
         return answer
 
     def learn(self) -> None:
-        """Update what is estimated from passes and rounds; an estimate is no reason to end sessions."""
+        """Update what is estimated from passes and a few rounds, and from further ones once other tasks have run; an
+        estimate is no reason to end sessions.
+        """
         try:
             self._ledger.learn()
-            if self._windows is not None:
-                self._windows.learn(self._ledger.overhead)
+            if self._windows is not None and self._windows.learn(self._ledger.overhead):
+                asyncio.get_running_loop().call_soon(self.learn)
         except Exception:
             LOG.exception("an estimate could not be updated")
             self._metrics.failed_updates += 1

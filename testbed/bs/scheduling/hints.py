@@ -15,8 +15,8 @@ class WindowHints(Protocol):
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
         """The window for a session's next round, after one was committed; 0: the BS decodes alone, `NO_HINT`: none."""
 
-    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> None:
-        """Learn from all rounds since the last call, preferably while the engine computes."""
+    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
+        """Learn from a few rounds, preferably while the engine computes; returns whether there are further ones."""
 
     def ended(self, session: Session) -> None:
         """A session was closed or expired."""

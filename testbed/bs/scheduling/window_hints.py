@@ -39,6 +39,8 @@ MEASURED = 4
 """Measured drafting times required before a UE's speculation may be turned off: afterwards none come in."""
 MOST_DRAFT_S = 1.0
 """Drafting time per token that counts at most in the mean over all UEs, from which a new one starts."""
+LEARNT_AT_ONCE = 8
+"""Rounds to learn from before other tasks of the event loop run: 1 to 2 ms, or 3 with windows of 256."""
 ON = "on"
 """A controller with the default configuration."""
 
@@ -168,14 +170,18 @@ class Windows:
         self._given[window] += 1
         return window
 
-    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> None:
-        """Learn from all rounds since the last call, preferably while the engine computes.
+    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
+        """Learn from the first `LEARNT_AT_ONCE` rounds of those that came, preferably while the engine computes.
 
         Args:
             overhead: time between consecutive passes.
+
+        Returns:
+            Whether there are further rounds to learn from.
         """
-        while self._later:  # a round is dropped before it can fail, so that the next call goes on after it
-            self._learn(*self._later.popleft(), overhead)
+        for _ in range(min(LEARNT_AT_ONCE, len(self._later))):
+            self._learn(*self._later.popleft(), overhead)  # it is dropped before it can fail: the next call goes on
+        return bool(self._later)
 
     def _learn(
         self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, overhead: PassOverhead

@@ -1,7 +1,7 @@
 """Draft-window controller: adapts the window to acceptance rate, load and link.
 
-The controller keeps running estimates of α, load and link, prices every window with them, and switches to the cheapest
-when staying has cost more than switching:
+The controller keeps running estimates of α, load and link, prices the windows with them (of large ones, a part: see
+`cost.compared`), and switches to the cheapest when staying has cost more than switching:
 
 - Hysteresis: no loss accumulates while the window is within `hysteresis` of the best.
 - Switching cost: losses beyond that are summed over rounds, and the window changes when the sum exceeds `switching_s`
@@ -23,7 +23,15 @@ import math
 from typing import Annotated
 
 from testbed.errors import BadInput
-from testbed.optim.draft_window.cost import LinkCosts, Price, TokenCost, check_estimates, check_windows, committed
+from testbed.optim.draft_window.cost import (
+    LinkCosts,
+    Price,
+    TokenCost,
+    check_estimates,
+    check_windows,
+    committed,
+    compared,
+)
 from testbed.options import Config, option
 
 REMAINS = 0.05
@@ -63,7 +71,7 @@ DEFAULT = WindowConfig()
 
 
 class WindowController:
-    """Window controller of one UE. Deterministic; every `every` updates it computes max_window + 1 prices.
+    """Window controller of one UE. Deterministic; every `every` updates it computes up to 46 prices.
 
     Raises:
         BadInput: a load or link time that is negative or not finite.
@@ -85,6 +93,7 @@ class WindowController:
         self._loads = self._links = 0
         self._lost_s = self._saved_s = 0.0
         self._probing = self._left = self._rounds = 0
+        self._windows = compared(config.max_window, config.least_window)
         self._priced = self._prices()
         self._steady = self._best()
 
@@ -169,16 +178,20 @@ class WindowController:
 
     @property
     def _now(self) -> Price:
-        return self._priced[self._steady - self.config.least_window]
+        return self._priced[self._steady]
 
-    def _prices(self, alpha: float | None = None) -> list[Price]:
-        alpha = self.alpha if alpha is None else alpha
-        windows = range(self.config.least_window, self.config.max_window + 1)
-        return [self.cost.price(window, alpha, self.load, self.link) for window in windows]
+    def _prices(self) -> dict[int, Price]:
+        alpha = self.alpha
+        return {window: self.cost.price(window, alpha, self.load, self.link) for window in self._windows}
+
+    def _wins(self, alpha: float) -> bool:
+        """Whether speculation is cheaper at an acceptance rate than the BS alone at its estimate."""
+        windows = (window for window in self._windows if window)
+        return any(self.cost.price(window, alpha, self.load, self.link) < self._priced[0] for window in windows)
 
     def _best(self) -> int:
         """Cheapest window; the smallest of equal ones."""
-        return self.config.least_window + min(range(len(self._priced)), key=self._priced.__getitem__)
+        return min(self._windows, key=self._priced.__getitem__)
 
     def _learn(self, drafted: int, accepted: int, load: float | None, link: LinkCosts | None) -> None:
         """Update the estimates: running means over the memory, plain means until it is filled."""
@@ -205,7 +218,7 @@ class WindowController:
             return
         if best == 0 and self._steady and self._may_pay():
             best = self._draftable()
-        chosen = self._priced[best - self.config.least_window]
+        chosen = self._priced[best]
         loss = self._now.time_s - chosen.time_s - self.config.hysteresis * self._now.time_s
         self._lost_s = max(0.0, self._lost_s + rounds * loss * committed(self._steady, self.alpha))
         if self._lost_s > self.config.switching_s:
@@ -218,11 +231,11 @@ class WindowController:
         """
         alpha = self.alpha
         deviation = math.sqrt(max(alpha * (1 - alpha), 0.05) / max(self._weight, 1.0))
-        return min(self._prices(min(1.0, alpha + optimism * deviation))[1:]) < self._priced[0]
+        return self._wins(min(1.0, alpha + optimism * deviation))
 
     def _draftable(self) -> int:
         """Cheapest window above 0."""
-        return 1 + min(range(len(self._priced) - 1), key=self._priced[1:].__getitem__)
+        return min((window for window in self._windows if window), key=self._priced.__getitem__)
 
     def _switch(self, window: int) -> None:
         if window != self._steady:
@@ -243,5 +256,5 @@ class WindowController:
         window = self._draftable()
         more_s = (self._priced[window].time_s - self._now.time_s) * committed(window, self.alpha)
         price_s = self.config.probe_rounds * max(more_s, 0.0) + 2 * self.config.switching_s
-        if price_s <= self._saved_s and min(self._prices(1.0)[1:]) < self._now:
+        if price_s <= self._saved_s and self._wins(1.0):
             self._probing, self._left, self._saved_s = window, self.config.probe_rounds, 0.0

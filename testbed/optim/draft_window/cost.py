@@ -17,6 +17,12 @@ SPREAD = 0.25
 """Coefficient of variation of a pass's duration."""
 FORGOTTEN = 6.0
 """Age in mean passes beyond which the renewal process is stationary."""
+WIDTHS = [SPREAD * math.sqrt(2 * passes) for passes in range(1, int(FORGOTTEN) + 4)]
+"""√2 standard deviations of the end of the j-th pass, in mean passes, j = 1, 2, …"""
+EACH, PART = 24, 8
+"""A controller compares all windows up to 24; beyond, steps of an eighth. Prices are flat around the cheapest window:
+over 8,000 random costs, the cheapest of these was at most 0.3 % above the cheapest of all.
+"""
 
 
 class LinkCosts(NamedTuple):
@@ -75,7 +81,7 @@ def until_next(age: float) -> float:
     """
     if age >= FORGOTTEN:
         return (1 + SPREAD**2) / 2
-    ended = (math.erfc((j - age) / (SPREAD * math.sqrt(2 * j))) / 2 for j in range(1, int(age) + 4))
+    ended = [math.erfc((j - age) / width) / 2 for j, width in enumerate(WIDTHS[: int(age) + 3], 1)]
     return 1 + sum(ended) - age
 
 
@@ -177,6 +183,15 @@ def check_estimates(alpha: float, load: float, link: LinkCosts) -> None:
     for name, value in (("load", load), ("rtt_s", link.rtt_s), ("token_s", link.token_s)):
         if not (math.isfinite(value) and value >= 0):
             raise BadInput(f"{name} must be finite and not negative, not {value}")
+
+
+def compared(max_window: int, least_window: int = 0) -> list[int]:
+    """The windows that a controller compares, in order, least and largest included: see `EACH`."""
+    found, window = list[int](), least_window
+    while window < max_window:
+        found.append(window)
+        window += 1 if window < EACH else window // PART
+    return [*found, max_window]
 
 
 def prices(

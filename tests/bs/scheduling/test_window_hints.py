@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,18 +18,22 @@ from hypothesis import strategies as st
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Intake, Offer
 from testbed.bs.judging.base import StrictJudge
+from testbed.bs.metrics import Metrics
+from testbed.bs.observer import Observer
 from testbed.bs.pending import Round
 from testbed.bs.scheduling import window_hints
 from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.window_hints import Mean, Rate, Windows, window_config
+from testbed.bs.scheduling.window_hints import LEARNT_AT_ONCE, Mean, Rate, Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import Session, SessionTable
+from testbed.bs.verdict import Verdicts
 from testbed.channel.csi import Csi
 from testbed.channel.frames import Frames
 from testbed.channel.link_model import Direction, constant
 from testbed.channel.virtual import VirtualServerLink
+from testbed.clock import WallClock
 from testbed.errors import BadInput, ProtocolError
 from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
@@ -71,9 +77,10 @@ class Scripted:
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
         return self.given[-1]
 
-    def learn(self, overhead: PassOverhead) -> None:
+    def learn(self, overhead: PassOverhead) -> bool:
         """Nothing to learn."""
         self.times_s.append(("learn", asyncio.get_running_loop().time()))
+        return False
 
     def ended(self, session: Session) -> None:
         pass
@@ -283,6 +290,23 @@ def test_a_hint_is_given_at_once_and_learnt_from_later() -> None:
     assert learnt["load_tps"] != before["load_tps"]
     windows.learn()
     assert windows.snapshot() == learnt
+
+
+async def test_many_rounds_are_learnt_from_while_other_tasks_run() -> None:
+    windows = controller("max_window=256")
+    ledger: Any = SimpleNamespace(learn=lambda: None, overhead=PassOverhead(0.0, 0.0))
+    verdicts: Any = Verdicts(ledger, Metrics(), windows, Observer(), WallClock())
+    for number in range(64):
+        session = Session((b"ue", number), "t", np.zeros(8, np.int32), 8, PROTOCOLS["greedy"], 0.0, 64)
+        session.hinted, session.got = 1 + 4 * number, 5
+        windows.hint(session, Round(0, Window(np.zeros(4, np.int32), None), None, 1.0), 4, 1.0)
+    verdicts.learn()
+    left = [len(windows._later)]
+    while left[-1]:
+        await asyncio.sleep(0)
+        left.append(len(windows._later))
+    assert left[0] == 64 - LEARNT_AT_ONCE
+    assert max(before - after for before, after in pairwise(left)) <= LEARNT_AT_ONCE
 
 
 def test_where_ues_wait_for_the_next_pass_it_is_learnt_half_way_through_that_pass() -> None:

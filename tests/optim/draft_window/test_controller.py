@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from testbed.errors import BadInput
 from testbed.optim.draft_window.controller import WindowConfig, WindowController
 from testbed.optim.draft_window.cost import (
     FORGOTTEN,
+    MAX_WINDOW,
     SPREAD,
     LinkCosts,
     Price,
     RoundCosts,
     committed,
+    compared,
     cut_short,
     prices,
     until_next,
@@ -279,6 +282,41 @@ def test_prices_are_updated_at_intervals_and_estimates_every_round() -> None:
     assert controllers[0].alpha == controllers[1].alpha and controllers[0].load == controllers[1].load
     often, seldom = (COSTS.price(c.window, c.alpha, c.load, c.link).time_s for c in controllers)
     assert often == pytest.approx(seldom, rel=2 * WindowConfig().hysteresis)
+
+
+@pytest.mark.parametrize("least", [0, 1, 7])
+def test_of_windows_up_to_24_all_are_compared_and_of_larger_ones_a_part(least: int) -> None:
+    for largest in range(max(1, least), 25):
+        assert compared(largest, least) == list(range(least, largest + 1))
+    for largest in range(25, MAX_WINDOW + 1):
+        found = compared(largest, least)
+        assert found[: 25 - least] == list(range(least, 25)) and found[-1] == largest and len(found) <= 46
+        assert all(1 <= after - before <= max(1, before // 8) for before, after in pairwise(found))
+
+
+AROUND = st.floats(-1.0, 1.0).map(lambda power: 10.0**power)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.tuples(AROUND, AROUND, AROUND, AROUND), st.floats(-3.5, 0.0), st.floats(0.0, 400.0),
+    st.sampled_from([0.0, 8.0, 64.0, 1000.0]), st.integers(25, MAX_WINDOW),
+)  # fmt: skip
+def test_of_large_windows_the_choice_is_within_the_hysteresis_of_the_cheapest(
+    factors: tuple[float, float, float, float], rest: float, load: float, response: float, largest: int
+) -> None:
+    draft, base, token, rtt = factors
+    alpha, link = 1 - 10.0**rest, LinkCosts(0.03 * rtt, 0.0)
+    costs = RoundCosts(
+        draft_s=0.001 * draft, verify_base_s=0.02 * base, verify_token_s=0.0002 * token, response_tokens=response
+    )
+    controller = WindowController(costs, link, load, WindowConfig(max_window=largest, alpha=alpha, prior_tokens=1e9))
+    best = min(prices(costs, controller.alpha, load, link, largest))
+    chosen = costs.price(controller.window, controller.alpha, load, link)
+    if math.isfinite(best.time_s):
+        assert chosen.time_s <= (1 + WindowConfig().hysteresis) * best.time_s
+    else:
+        assert chosen.busy <= (1 + WindowConfig().hysteresis) * best.busy
 
 
 def test_it_turns_off_where_speculation_loses_and_on_again_when_it_pays() -> None:

@@ -93,8 +93,9 @@ class JointHints:
             return NO_HINT
         return min(ue.window, session.hinted)
 
-    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> None:
+    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """See `WindowHints.learn`: everything is learnt at once."""
+        return False
 
     def ended(self, session: Session) -> None:
         """See `WindowHints.ended`."""
