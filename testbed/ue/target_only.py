@@ -92,6 +92,8 @@ class _TokenStream:
         self._session: int | None = None
         self._position = self._received = 0
         self._confirmed, self._answer_s = False, RESEND_S
+        self._since_s, self._reached, self._refusal = 0.0, -1, ""
+        """Time of the last progress, tokens confirmed then (-1: the request not yet), and why the BS refuses since."""
         self.uplink_bytes = self.downlink_bytes = 0
 
     async def token(self) -> tuple[Verdict, int]:
@@ -99,9 +101,12 @@ class _TokenStream:
 
         Raises:
             AdmissionError: the BS cannot guarantee the speed.
-            LinkTimeout: no token in time, or a refusal for longer than the timeout.
+            LinkTimeout: no progress within the client's timeout: neither this token nor, after an interruption, one of
+                those before that had not come again yet.
             ProtocolError: the BS refuses.
         """
+        self._reached = -2
+        self._progress(-1)
         if self._session is None:
             await self._begin()
         while True:
@@ -113,15 +118,23 @@ class _TokenStream:
                 if self._position > self._received:
                     self._received += 1
                     return message, packet.size_bytes
+                self._progress(self._position)
+            elif isinstance(message, Opened):
+                self._progress(0)
             elif isinstance(message, Busy):
                 await self._refused(message)
                 await self._send()
             elif isinstance(message, Resync) or (isinstance(message, Verdict) and message.round > self._position):
                 await self.close()  # the session or a token was lost
                 await self._begin()
-            elif not isinstance(message, Opened | Verdict):
+            elif not isinstance(message, Verdict):
                 reason = message.reason if isinstance(message, Fault) else type(message).__name__
                 raise ProtocolError(f"the BS refuses: {reason}")
+
+    def _progress(self, tokens: int) -> None:
+        """Note that the BS has sent this many tokens of the request again, which counts once for each number."""
+        if tokens > self._reached:
+            self._since_s, self._reached, self._refusal = self._client.clock.time(), tokens, ""
 
     async def close(self) -> None:
         """End the session."""
@@ -141,31 +154,33 @@ class _TokenStream:
         self._confirmed, self._answer_s = False, max(RESEND_S, 8 * sent / SLOWEST_BPS)
 
     async def _receive(self) -> Packet[Any]:
-        """The next message; after a timeout the request is sent again.
+        """The next message; after a silence the request is sent again.
 
-        The timeout is short until the BS has confirmed the request, and longer afterwards, since the first token of a
+        The silence is short until the BS has confirmed the request, and longer afterwards, since the first token of a
         long prompt takes time.
         """
-        left_s, times = self._client.timeout_s, 1
+        timeout_s, times = self._client.timeout_s, 1
         while True:
             assert self._session is not None
-            wait_s = times * (max(SILENCE_S, self._client.timeout_s / 4) if self._confirmed else self._answer_s)
+            left_s = timeout_s - (self._client.clock.time() - self._since_s)
+            wait_s = times * (max(SILENCE_S, timeout_s / 4) if self._confirmed else self._answer_s)
             try:
                 packet = await self._client.receive(self._session, min(wait_s, left_s))
                 self._confirmed = True
                 return packet
             except LinkTimeout as exc:
-                left_s -= wait_s
-                if left_s <= 0:
-                    raise LinkTimeout(f"the BS did not answer within {self._client.timeout_s:g} s") from exc
+                if left_s <= wait_s:
+                    did = f"refuses ({self._refusal}), or did not answer" if self._refusal else "did not answer"
+                    raise LinkTimeout(f"the BS {did} within {timeout_s:g} s") from exc
             times *= 2
             await self.close()
             await self._begin()
 
     async def _refused(self, busy: Busy) -> None:
         """Wait until the BS may admit the request, or ask for the speed it offers."""
+        self._refusal = busy.reason
         if busy.speed_tps is None:
-            await self._client.wait_out(busy, self._client.clock.time())
+            await self._client.wait_out(busy, self._since_s)
         elif self._accept_slower and busy.speed_tps > 0:
             self._request = msgspec.structs.replace(self._request, speed_tps=busy.speed_tps)
         else:

@@ -38,6 +38,7 @@ class Relay:
             with contextlib.suppress(asyncio.CancelledError):  # asyncio's streams take it for an error
                 await self._relay(reader, writer)
         finally:
+            writer.close()  # also if it was cancelled while it connected to the BS
             self.under_way.discard(task)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
