@@ -27,6 +27,8 @@ MAX_CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 64 * 2**30
 MAX_ORDERS, MAX_FILES = 10_000, 10_000
 """Most orders and uploaded files that an agent keeps."""
+MAX_DIGESTS = 256
+"""Most files that an order names."""
 MAX_RESULT_FILES = 16
 """Most files in the result of an order."""
 CANCELLED = "cancelled"
@@ -55,7 +57,7 @@ class Probing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     timeout_s: Seconds
 
 
-class Running(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Running(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """A run of a UE. Paths in the configuration are names of files that were put; `csi` may be `link`."""
 
     config: RunConfig
@@ -63,6 +65,10 @@ class Running(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Order whose measurement gives the first channel state, for `csi` link."""
     trace: Name | None = None
     """Trace to replay between the UE and the base station; None: the link itself."""
+    digests: Annotated[dict[Name, Digest], msgspec.Meta(max_length=MAX_DIGESTS)] = {}
+    """Digests of all files that the run reads, by name: it fails if one is another file when the run starts. Empty, as
+    from lab machines that know none: files are not compared.
+    """
 
 
 # ---------------------------------------------------------------- lab machine → agent

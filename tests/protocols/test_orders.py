@@ -38,6 +38,7 @@ ORDERS = [
     Call(version=1, token=7),
     Put(name="a1b2/drafter.gguf", offset=0, total=9, digest=DIGEST),
     Order(id="hall-0-fh", what=Running(RunConfig(methods=("fh",), csi="link"), link="hall-link", trace="t.csv")),
+    Order(id="y", what=Running(RunConfig(), digests={"d/a.gguf": DIGEST})),
     Order(id="x", what=Probing("tcp://192.0.2.7:5555", None, 5, 20, 10.0), start_s=3.5),
     Ask(id="x"),
     Get(id="x", name="rounds.parquet", offset=2**20),
@@ -79,6 +80,11 @@ def test_a_full_report_fits_its_frame() -> None:
     assert decode_report(encode(cancelled)).message == cancelled
 
 
+def test_an_order_without_digests_is_one_that_older_agents_know() -> None:
+    sent = [bytes(encode(Order(id="x", what=Running(RunConfig(), digests=known)))[0]) for known in ({}, {"a": DIGEST})]
+    assert [b"digests" in header for header in sent] == [False, True]
+
+
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     for message in (
@@ -86,6 +92,7 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
         Get(id="x", name=name, offset=0),
         Order(id="x", what=Running(RunConfig(), trace=name)),
         Order(id=name, what=Running(RunConfig())),
+        Order(id="x", what=Running(RunConfig(), digests={name: DIGEST})),
         Cancel(prefix=name),
     ):
         with pytest.raises(ProtocolError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
 from testbed.experiments.runs.processes import proxy
 from testbed.power.sources import AUTO, NONE, SOURCES
-from testbed.protocols.orders import Probing, Running
+from testbed.protocols.orders import Probing, Running, digest_of
 from testbed.ue.dial import addresses
 
 ALLOWED = (
@@ -58,6 +58,25 @@ def resolve_files(config: RunConfig, files: Files) -> RunConfig:
         raise BadInput(f"unknown power source {config.power!r}; known: {', '.join((AUTO, NONE, *SOURCES))}")
     found = {name: str(files.path(given[name])) for name in FILED if given[name] and not _bundled(given[name])}
     return msgspec.structs.replace(config, **found)
+
+
+def check_digests(what: Running, files: Files) -> None:
+    """Refuse files other than those with which an order was given: another lab machine may have replaced them.
+
+    Raises:
+        BadInput: a file has changed, is missing, or has been added to a folder.
+    """
+    named = [getattr(what.config, field) for field in FILED] + [what.trace]
+    found: dict[str, Path] = {}
+    for name in (name for name in named if what.digests and name and not _bundled(name)):
+        path = files.path(name)
+        below = path.rglob("*") if path.is_dir() else [path]
+        found |= {
+            (PurePosixPath(name) / file.relative_to(path)).as_posix(): file for file in below if not file.is_dir()
+        }
+    for name in sorted(found.keys() | what.digests.keys()):
+        if name not in found or digest_of(found[name]) != what.digests.get(name):
+            raise BadInput(f"{name} at the agent is not the file that the order was given with; give the order again")
 
 
 def check_reach(bs: str) -> None:
@@ -95,6 +114,7 @@ def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say
         results.write_text(kept.result / LINK, json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
     config = resolve_files(what.config, Files(workdir))
+    check_digests(what, Files(workdir))
     config = msgspec.structs.replace(config, keys=bs_keys, insecure=insecure)
     with _through(what, config, Files(workdir)) as reached:
         if reached.csi == "link":

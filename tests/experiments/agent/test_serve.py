@@ -23,7 +23,7 @@ from testbed.experiments.agent import files as agent_files
 from testbed.experiments.agent.files import FILES, Files, part_of
 from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
 from testbed.experiments.agent.stored_orders import OrderStore, chunk_of, result_files, state_of
-from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, resolve_files
+from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, carry_out, check_digests, resolve_files
 from testbed.protocols.codec import Packet, encode
 from testbed.protocols.orders import (
     CANCELLED,
@@ -196,6 +196,30 @@ def test_a_good_order_is_grounded_in_the_agents_folder(tmp_path: Path) -> None:
     found = resolve_files(RunConfig(drafter="ab/d.gguf", csi="link", pad="wisv", methods=("fh",)), files)
     assert found.drafter == str(tmp_path / FILES / "ab/d.gguf")
     assert (found.dataset, found.csi, found.pad, found.methods) == ("bundled:test", "link", "wisv", ("fh",))
+
+
+def test_a_run_fails_whose_files_were_replaced(tmp_path: Path) -> None:
+    """Another lab machine put a file of the same name before the run began."""
+    files, contents = Files(tmp_path), {"d/a.gguf": b"drafter", "p/one": b"1", "p/two": b"2", "t.csv": b"trace"}
+    for name, data in contents.items():
+        put(files, name, data)
+    digests = {name: hashlib.blake2b(data, digest_size=16).hexdigest() for name, data in contents.items()}
+    config = RunConfig(drafter="d/a.gguf", predictor="p", bs="tcp://127.0.0.1:9")
+    order = Order(id="x", what=Running(config, trace="t.csv", digests=digests))
+    assert isinstance(order.what, Running)
+    check_digests(order.what, files)
+    for name, data in contents.items():
+        put(files, name, b"another")
+        refuse(lambda: check_digests(order.what, files), BadInput, f"{name} at the agent is not the file")
+        check_digests(Running(config, trace="t.csv"), files)  # of a lab machine that knows no digests
+        put(files, name, data)
+    put(files, "p/three", b"3")
+    refuse(lambda: check_digests(order.what, files), BadInput, "p/three at the agent")
+    OrderStore(tmp_path).add(order)
+    refuse(lambda: carry_out(tmp_path, "x", None, True, lambda _: None), BadInput, "p/three at the agent")
+    (tmp_path / FILES / "p/three").unlink()
+    (tmp_path / FILES / "p/two").unlink()
+    refuse(lambda: check_digests(order.what, files), BadInput, "p/two at the agent")
 
 
 def test_every_field_of_a_run_is_thought_of() -> None:

@@ -13,7 +13,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput, ProtocolError, TestbedError
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.remote import AgentDevice
-from testbed.protocols.orders import File, Order, State
+from testbed.protocols.orders import File, Order, Running, State
 from tests.support.refusals import refuse
 
 
@@ -60,6 +60,16 @@ def test_collecting_sends_an_id_and_no_file(config: RunConfig, tmp_path: Path) -
     assert asked.asked == [order.id for order in given.orders]
 
 
+def test_an_order_holds_the_digests_of_its_files(config: RunConfig, tmp_path: Path) -> None:
+    agent, trace = RecordedAgent(), tmp_path / "trace.csv"
+    trace.write_text("trace")
+    AgentDevice(agent, "hall", str(trace), 0.0, lambda _: None).expect([(config, tmp_path / "near" / "1-fh")])  # type: ignore[arg-type]
+    (order,) = agent.orders
+    assert isinstance(order.what, Running)
+    sent = {name: hashlib.blake2b(data, digest_size=16).hexdigest() for name, data in agent.files.items()}
+    assert len(sent) == 5 and order.what.digests == sent
+
+
 def test_files_are_uploaded_once_and_known_by_their_contents(config: RunConfig, tmp_path: Path) -> None:
     agent = RecordedAgent()
     remote = device(agent)
@@ -71,6 +81,11 @@ def test_files_are_uploaded_once_and_known_by_their_contents(config: RunConfig, 
     assert (remote.put(config.drafter), agent.files) == (name, {})
     Path(config.drafter).write_text("another")
     assert device(agent).put(config.drafter) != name
+    for file in ("a.json", "b.npz"):  # a change of either gives the folder another name
+        (Path(config.predictor) / file).write_text("another")
+        changed = device(agent).put(config.predictor)
+        assert changed != folder
+        folder = changed
     refuse(lambda: remote.put(str(tmp_path / "none")), BadInput, "none is not a file or a folder of 1 to 32 files")
 
 

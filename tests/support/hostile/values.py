@@ -71,6 +71,9 @@ class Values:
             return self._struct(found, wild)
         if isinstance(found, inspect.VarTupleType | inspect.ListType):
             return [self._of(found.item_type, kind, name, wild) for _ in range(rng.randrange(3))]
+        if isinstance(found, inspect.DictType):  # such as `digests`: of a `name`, its `digest`
+            keys = [self._simple(found.key_type, "name", wild) for _ in range(rng.randrange(3))]
+            return {key: self._of(found.value_type, kind, name.removesuffix("s"), wild) for key in keys}
         return self._simple(found, name, wild)
 
     def _simple(self, found: inspect.Type, name: str, wild: bool) -> Any:

@@ -17,7 +17,7 @@ from testbed.errors import BadInput
 from testbed.experiments.field.devices.agents import AgentConnection, probe_order, run_order
 from testbed.experiments.field.devices.base import FILED, LINK, Probe, Reach, Say
 from testbed.experiments.results import directory as results
-from testbed.protocols.orders import Order, Probing, Running, State, digest_of
+from testbed.protocols.orders import Order, Probing, Running, State, digest_of, hash_of
 
 MOST_FILES = 32
 """Maximum number of files in an uploaded folder."""
@@ -37,7 +37,7 @@ class AgentDevice:
     def __init__(self, agent: AgentConnection, name: str, trace: str | None, settle_s: float, say: Say) -> None:
         self._agent, self._name, self._say = agent, name, say
         self._trace, self._settle_s = trace, settle_s
-        self._names: dict[str, dict[Path, str]] = {}
+        self._names: dict[str, dict[Path, tuple[str, str]]] = {}
         self._there: set[str] = set()
         self._link: str | None = None
 
@@ -110,10 +110,13 @@ class AgentDevice:
     def _order(self, config: RunConfig, out: Path, name: Callable[[str], str] | None = None) -> Order:
         """The order for a run; the files that it reads are uploaded, unless `name` gives their names."""
         name = name or self.put
-        there = {option: name(value) for option, value in _filed(config).items()}
+        filed = _filed(config)
+        there = {option: name(value) for option, value in filed.items()}
         config = msgspec.structs.replace(config, csi="link", keys=None, insecure=False, **there)
-        trace = name(str(find("traces", self._trace))) if self._trace else None
-        return run_order(f"{self._name}-{out.parent.name}-{out.name}", Running(config, self._link, trace))
+        replayed = [str(find("traces", self._trace))] if self._trace else []
+        trace = name(replayed[0]) if replayed else None
+        digests = dict(known for path in (*filed.values(), *replayed) for known in self._names[path].values())
+        return run_order(f"{self._name}-{out.parent.name}-{out.name}", Running(config, self._link, trace, digests))
 
     def put(self, path: str) -> str:
         """Upload a file or a folder of files to the agent; returns its name there.
@@ -123,7 +126,7 @@ class AgentDevice:
         """
         name = self._known_as(path)
         if path not in self._there:
-            for file, stored in self._names[path].items():
+            for file, (stored, _) in self._names[path].items():
                 self._agent.put(stored, file)
             self._there.add(path)
         return name
@@ -132,12 +135,12 @@ class AgentDevice:
         """Name that a file or a folder of files has at the agent, whether or not it is there."""
         if path not in self._names:
             self._names[path] = _names(Path(path))
-        first = next(iter(self._names[path].values()))
+        first, _ = next(iter(self._names[path].values()))
         return first.partition("/")[0] if Path(path).is_dir() else first
 
 
-def _names(path: Path) -> dict[Path, str]:
-    """Names at an agent of a file, or of the files of a folder, with digests: a changed file has another name.
+def _names(path: Path) -> dict[Path, tuple[str, str]]:
+    """Names and digests of a file, or of the files of a folder, at an agent: a changed file has another name.
 
     Raises:
         BadInput: no such file or folder, or too many files.
@@ -145,9 +148,12 @@ def _names(path: Path) -> dict[Path, str]:
     files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
     if not files or not files[0].is_file() or len(files) > MOST_FILES:
         raise BadInput(f"{path} is not a file or a folder of 1 to {MOST_FILES} files")
-    marks = {file: digest_of(file)[:MARK] for file in files}
-    folder = f"{min(marks.values())}-{_plain(path.name)}" if path.is_dir() else marks[path]
-    return {file: f"{folder}/{_plain(file.name)}" for file in files}
+    digests = {file: digest_of(file) for file in files}
+    whole = hash_of()
+    for file, digest in digests.items():
+        whole.update(f"{file.name} {digest}\n".encode())
+    folder = f"{whole.hexdigest()[:MARK]}-{_plain(path.name)}" if path.is_dir() else digests[path][:MARK]
+    return {file: (f"{folder}/{_plain(file.name)}", digests[file]) for file in files}
 
 
 def _plain(name: str) -> str:
