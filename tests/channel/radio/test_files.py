@@ -14,6 +14,7 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.files import FileSource, RadioFile, noise_dbm, read_radio_file, snr_db
 from testbed.channel.radio.model import RadioUe, Spectrum
 from testbed.errors import BadInput
+from testbed.experiments.links.tr38901 import SCENARIOS
 from tests.support.refusals import refuse
 
 UP = np.array([[1.0, 2.0, 3.0], [-4.0, 5.5, 6.0]], np.float16)
@@ -29,7 +30,7 @@ def test_a_file_comes_back_and_gives_each_ue_its_row(tmp_path: Path) -> None:
 
 
 def test_bundled_files_say_how_they_were_made_and_serve_a_cell() -> None:
-    assert names("radio files") == ["inf", "umi"]
+    assert names("radio files") == sorted(SCENARIOS)
     for name in names("radio files"):
         found = read_radio_file(find("radio files", name))
         assert name in found.about and "TR 38.901" in found.about and "seed 0" in found.about
