@@ -21,11 +21,11 @@ COLUMNS = ("latency", "rounds", "tokens/s", "AAL", "accuracy")
 
 
 def compared_html(shown: Sequence[Shown]) -> str:
-    """HTML table of differences from the first run; empty if no rows match."""
+    """HTML table of differences from the first run, by decoding method; empty if no rows match."""
     first, lines = shown[0], []
     for other in shown[1:]:
-        for base, part in pairs(first.parts, other.parts):
-            lines.append(_line(first, base, other, part))
+        if first.speculates and other.speculates:
+            lines += [_line(first, base, other, part) for base, part in pairs(first.parts, other.parts)]
     if not lines:
         return ""
     names = ("run", "method", "window", "prompts", *COLUMNS)
@@ -63,14 +63,14 @@ def _line(first: Shown, base: RowSource, other: Shown, part: RowSource) -> list[
         html.escape(str(part.row.get("window", "–"))),
     ]
     if drawn is None:
-        return [*cells, "different", *(_change(base.row.get(k), part.row.get(k)) for k in
+        return [*cells, "different", *(change(base.row.get(k), part.row.get(k)) for k in
                 ("latency_s", "rounds", "throughput_tps", "aal")), _difference(base.row, part.row)]  # fmt: skip
     quotients = {
         "latency": drawn.ratio("b latency_s", "a latency_s"),
         "rounds": drawn.ratio("b rounds", "a rounds"),
     }
     changes = [_percent(quotients["latency"]), _percent(quotients["rounds"])]
-    changes += [_change(base.row.get(key), part.row.get(key)) for key in ("throughput_tps", "aal")]
+    changes += [change(base.row.get(key), part.row.get(key)) for key in ("throughput_tps", "aal")]
     accuracy = _difference(base.row, part.row)
     if (right := _right(first, base, other, part)) is not None:
         found = right.difference("b", "a")
@@ -100,7 +100,8 @@ def _percent(found: Interval) -> str:
     return f"{value:+.1%}<br><small>{low:+.1%} … {high:+.1%}</small>"
 
 
-def _change(before: Any, after: Any) -> str:
+def change(before: Any, after: Any) -> str:
+    """Relative change."""
     return "–" if not before or after is None else f"{after / before - 1:+.1%}"
 
 

@@ -86,7 +86,7 @@ def write_shown(
         refuse_link(folder, out)
         make_folder(folder)
     parts = [_section(one, found, out, formats) for one, found in zip(shown, intervals, strict=True)]
-    compared = compared_html(shown) if len(shown) > 1 else ""
+    compared = compared_html(shown) + report_cell.compared_html(shown) if len(shown) > 1 else ""
     paths = [one.path.resolve().name for one in shown]
     title = html.escape(", ".join(paths[:4]) + (" …" if len(paths) > 4 else ""))
     page = (

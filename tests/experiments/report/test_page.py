@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from testbed.channel.radio.config import RadioConfig
 from testbed.cli.main import main
 from testbed.errors import BadInput
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.files import carry_out
 from testbed.experiments.report import data
 from testbed.experiments.report import page as page_module
 from testbed.experiments.report.figures import row_names
@@ -47,6 +52,22 @@ def test_one_file_holds_the_table_and_the_plots(tmp_path: Path) -> None:
     assert "0.4321" in second and second[0] == "fh" and "no" in second
     for fact in ("commit", "A &amp; B, 2 cores", "bs 11, ue 12", "&lt;script&gt;alert(1)", "run-1"):
         assert fact in text
+
+
+def test_groups_of_cells_are_compared_by_name(tmp_path: Path) -> None:
+    """A report of two cells failed: their groups of bytes were taken for a decoding method's."""
+    ues = (UeGroup(name="fh", protocol="fh", class_tps=2.0), UeGroup(name="bytes", traffic="bytes"))
+    for name, groups in (("one", ues), ("two", (*ues, UeGroup(name="new")))):
+        cell = CellConfig(seconds=12.0, radio=RadioConfig(bandwidth_hz=5e6), ues=groups)
+        carry_out(msgspec.structs.replace(cell, seed=len(groups)), real=False, out=tmp_path / name)
+    text = write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "out").read_text()
+    table = text.split("Compared with one")[1].split("</table>")[0]
+    lines = [re.findall("<td>(.*?)</td>", line) for line in table.split("<tr>")[2:]]
+    assert [line[:3] for line in lines] == [["two", "fh", "1, 1"], ["two", "bytes", "1, 1"]]
+    first, second = (json.loads((tmp_path / name / "cell.json").read_bytes())["rows"] for name in ("one", "two"))
+    assert lines[0][3] == f"{second[0]['goodput_tps'] / first[0]['goodput_tps'] - 1:+.1%}" and lines[1][3] == "–"
+    mixed = [tmp_path / "one", save_run(tmp_path / "run", [row("fh")])]
+    assert "Compared" not in write_report(mixed, tmp_path / "mixed").read_text()
 
 
 def test_a_field_run_shows_its_visits_and_what_to_know_of_it(tmp_path: Path) -> None:
