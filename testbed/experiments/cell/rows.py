@@ -20,7 +20,7 @@ response, on average."""
 
 
 def document(config: CellConfig, run: CellRun) -> dict[str, Any]:
-    """The answer of `testbed cell run --json`, see `docs/reference/files.md`."""
+    """The answer of `testbed cell run --json`, see `docs/guides/cell.md`."""
     return {
         "schema": SCHEMA,
         "seed": config.seed,
@@ -54,6 +54,8 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "latency_s": float(np.mean(latencies_s)) if latencies_s else None,
         "latency_p95_s": float(np.quantile(latencies_s, 0.95)) if latencies_s else None,
         "latency_p99_s": float(np.quantile(latencies_s, 0.99)) if latencies_s else None,
+        "throughput_tps": _throughput_tps(tallies),
+        "class_tps": group.class_tps if decodes else None,
         "window": sum(tally.drafted for tally in tallies) / rounds if rounds else None,
         "lookahead": _lookahead(group, tallies, rounds) if decodes and group.method.looks_ahead else None,
         "drafted_ahead": sum(tally.drafted_ahead for tally in tallies) / rounds if rounds else None,
@@ -146,6 +148,12 @@ def _csi_error_db(tallies: Sequence[UeTally]) -> float | None:
     """Mean error of the uplink rates that the UEs knew; None: they knew none."""
     known = sum(tally.csi_known for tally in tallies)
     return sum(tally.csi_error_db for tally in tallies) / known if known else None
+
+
+def _throughput_tps(tallies: Sequence[UeTally]) -> float | None:
+    """Token speed of a response: tokens over latencies, sums over responses; None: none ended."""
+    seconds = sum(sum(tally.latencies_s) for tally in tallies)
+    return sum(tally.answered.output_tokens for tally in tallies) / seconds if seconds else None
 
 
 def _means(tallies: Sequence[UeTally]) -> dict[str, float | None]:

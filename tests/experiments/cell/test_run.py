@@ -248,6 +248,14 @@ def test_configurations_that_cannot_be_run() -> None:
         run_cell(CellConfig(ues=(FH,), radio=RadioConfig(source=ConstantSource(bits_per_s_per_hz=(1.0, 2.0)))))
 
 
+def test_rows_hold_the_token_speed_beside_the_promise() -> None:
+    """The speed of responses that are answered in a constant time is their tokens over it."""
+    one = UeGroup(name="one", alpha=1.0, response=(20, 20), prompt=(50, 50), class_tps=4.0)
+    found = rows(CellConfig(seconds=22.0, ues=(one, sending(1, 5000, 0.05))))
+    assert found["one"]["throughput_tps"] == pytest.approx(20 / found["one"]["latency_s"])
+    assert (found["one"]["class_tps"], found["bytes"]["class_tps"], found["bytes"]["throughput_tps"]) == (4, None, None)
+
+
 def test_summaries() -> None:
     assert jain([1.0, 1.0, 1.0]) == 1.0 and jain([1.0, 0.0]) == 0.5 and jain([0.0]) is None
     assert summary([]) == {"mean": None, "p50": None, "p95": None}
