@@ -108,8 +108,7 @@ class UeGroup(Config, frozen=True):
                 )
         if self.protocol not in (*PROTOCOLS, TARGET_ONLY):
             raise BadInput(f"unknown protocol {self.protocol!r}; known: {', '.join((*PROTOCOLS, TARGET_ONLY))}")
-        draws = self.method.drafts and (self.method.sampled or self.method.coupled)
-        if self.drafts is not None and (self.judge_keeps or draws):
+        if self.drafts is not None and not self.lossless:
             raise BadInput(f"group {self.name}: drafts are recorded for greedy decoding and the strict judge")
         if self.drafts is not None and self.lookahead == "stream":
             raise BadInput(f"group {self.name}: streams draft further ahead than recorded drafts do")
@@ -123,6 +122,16 @@ class UeGroup(Config, frozen=True):
     def method(self) -> RunMethod:
         """Method of the group: a protocol, or target-only."""
         return run_method(self.protocol)
+
+    @property
+    def samples(self) -> bool:
+        """Whether its protocol draws tokens at random."""
+        return self.method.drafts and (self.method.sampled or self.method.coupled)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether responses are the target's own greedy output."""
+        return not (self.judge_keeps or self.samples)
 
 
 class CellBs(Config, frozen=True):

@@ -93,7 +93,7 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
     for group in decoding.values():
         recording_of(group)
         rule = WINDOW_RULES[group.window_rule]
-        if group.method.drafts and (group.method.sampled or group.method.coupled):
+        if group.samples:
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
         if group.judge_keeps or rule.predictor or rule.hinted:
             raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -10,6 +10,7 @@ from random import Random
 from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
+from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import JointHints
@@ -32,6 +33,7 @@ from testbed.experiments.inputs.profile import Profile, load_profile
 from testbed.intervals import independent_seed
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.drafters.base import Drafter
+from testbed.ue.records import RequestRecord
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.ue.windows.stream_choice import StreamChoice
@@ -73,6 +75,7 @@ def run_cell(
 
     Raises:
         BadInput: an unknown profile, an unreadable trace, or efficiencies that do not fit the groups.
+        EngineError: a response of greedy decoding under the strict judge differs from the target's own.
     """
     return run_virtually(_Cell(config, channels_s or config.seconds).run(watches or {}, clear))
 
@@ -82,6 +85,17 @@ def direction_slots(config: CellConfig, up: bool, seconds: float | None = None) 
     end_s = config.seconds if seconds is None else config.warmup_s + seconds
     first, last = (round(s / config.radio.slot_s) for s in (config.warmup_s, end_s))
     return max(1, sum(config.radio.carries(up, slot) for slot in range(first, last)))
+
+
+def _same(prompt: Sequence[int], record: RequestRecord) -> None:
+    """Compare a response with the target's own tokens."""
+    end = len(prompt) + len(record.token_ids)
+    if LANGUAGE[len(prompt) : end].tolist() != list(record.token_ids):
+        raise EngineError("a response differs from the target's own output")
+
+
+def _unseen(prompt: Sequence[int], record: RequestRecord) -> None:
+    """Responses of protocols that sample, and of judges that keep tokens, differ from the target's own."""
 
 
 class _Cell:
@@ -204,8 +218,9 @@ class _Cell:
             meet = self._meeting.meet if group.together else None
             lengths = drawn_lengths(group) if work is None else work.next
             await decode_responses(
-                group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist(), lengths, meet=meet
-            )
+                group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist(), lengths,
+                _same if group.lossless else _unseen, meet,
+            )  # fmt: skip
         finally:
             await ue.client.close()
 
