@@ -178,8 +178,8 @@ def smaller(text: str) -> str:
 
 
 def _give(words: list[str], name: str, value: str) -> None:
-    """Replace the value of an option, or add the option; --set is added in any case, and the last one counts."""
-    if name in words and name != "--set":
+    """Replace the value of an option, or add the option; those that can be given several times are added."""
+    if name in words and name not in ("--set", "--vary"):
         words[words.index(name) + 1] = value
     else:
         words += [name, value]
