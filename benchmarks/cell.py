@@ -1,6 +1,6 @@
 """Cells: time of 200 UEs in virtual time, and a cell of real processes against the same in virtual time.
 
-    python benchmarks/cell.py [--repeats 3] [--seconds 60]
+    python benchmarks/cell.py [--repeats 5] [--seconds 100] [--csv FILE]
 
 Prints the CPU seconds of 200 UEs x 60 s, and per group the ratio real / virtual of goodput, mean and p95 latency over
 paired seeds, with the 95 % interval of its mean.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,9 +20,11 @@ from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
+from testbed.experiments.results.csv_file import write_csv
 from testbed.intervals import repeats_interval
 
 FIGURES = ("goodput_tps", "latency_s", "latency_p95_s")
+KEPT = ("group", "ues", "responses", *FIGURES)
 EIGHT = CellConfig(
     radio=RadioConfig(bandwidth_hz=10e6),
     ues=(
@@ -45,18 +48,26 @@ def main() -> None:
     """Run both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="seeds of the comparison")
+    parser.add_argument("--csv", type=Path, help="file of rows")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each real run")
     asked = parser.parse_args()
     start_s = time.process_time()
     cell = document(MANY, run_cell(MANY))["cell"]
     print(f"200 UEs x 60 s, slots of 1 ms: {time.process_time() - start_s:.1f} s of CPU, {cell['passes']} passes")
     ratios: dict[tuple[str, str], list[float]] = {}
+    rows: list[dict[str, Any]] = []
     for seed in range(asked.repeats):
         config = msgspec.structs.replace(EIGHT, seed=seed, seconds=asked.seconds)
         found, expected = (_rows(document(config, run(config))) for run in (run_cell_really, run_cell))
+        for way, groups in (("real", found), ("virtual", expected)):
+            rows += [
+                {"way": way, "seed": seed, **{key: groups[name][key] for key in KEPT}} for name in ("fh", "greedy")
+            ]
         for name in ("fh", "greedy"):
             for figure in FIGURES:
                 ratios.setdefault((name, figure), []).append(found[name][figure] / expected[name][figure])
+    if asked.csv is not None:
+        write_csv(asked.csv, rows)
     for (name, figure), values in ratios.items():
         one = repeats_interval(values)
         print(
