@@ -171,13 +171,14 @@ class Admission:
         """Share of the verifier's time that these guarantees take."""
         return self.used(self._load(load))
 
-    def kinds(self, speeds_tps: Sequence[float], rounds: Sequence[Sequence[float]]) -> GuaranteeKinds:
-        """Kinds of guarantees by their speeds and the fields of their sessions' mean rounds (`RoundShape`)."""
-        new, cached, committed, _, _ = np.array(rounds, np.float64).reshape(len(speeds_tps), len(FIELDS)).T
+    def kinds(self, speeds_tps: Sequence[float], rounds: Floats) -> GuaranteeKinds:
+        """Kinds of guarantees by their speeds and the fields of their sessions' mean rounds (`RoundShape`) [n, 5]."""
+        new, cached, committed, _, _ = rounds.T
         return GuaranteeKinds(np.array(speeds_tps), committed, self._share_s(new, cached), cached + new)
 
     def _load(self, load: Sequence[Guarantees]) -> GuaranteedLoad:
-        shapes = [[getattr(given.shape, name) for name in FIELDS] for given in load]
+        rounds = [[getattr(given.shape, name) for name in FIELDS] for given in load]
+        shapes = np.array(rounds, np.float64).reshape(len(load), len(FIELDS))
         return self.kinds([given.speed_tps for given in load], shapes).load(
             np.array([given.sessions for given in load])
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
-from testbed.bs.scheduling.admission import RoundShape
+import numpy as np
+
+from testbed.bs.scheduling.admission import Floats, RoundShape
 
 Reals = tuple[float, ...]
 MEMORY = 300
@@ -98,6 +101,9 @@ class UeRounds:
         self.of = (KEEP * self.of[0] + accepted + rejected, KEEP * self.of[1] + drafted)
 
 
+_NO_ROUNDS = UeRounds()
+
+
 class Averages:
     """Means of rounds and acceptance rates, of each UE and of a typical one.
 
@@ -144,20 +150,19 @@ class Averages:
 
     def expected(self, ue: bytes | None = None) -> RoundShape:
         """The round expected of one UE: the mean of its own, shrunk towards a typical one; None: a typical one."""
-        new, cached, committed, draft_s, network_s = self.expected_values(ue)
+        [[new, cached, committed, draft_s, network_s]] = self.expected_values([ue]).tolist()
         return RoundShape(new=new, cached=cached, committed=committed, draft_s=draft_s, network_s=network_s)
 
-    def expected_values(self, ue: bytes | None = None) -> Reals:
-        """The fields of `expected`, without its checks."""
-        typical, rounds = self._typical, None if ue is None else self._ues.get(ue)
-        new, cached, committed, draft_s, network_s = typical
-        if rounds is not None:
-            weight = rounds.weight + GUESS_ROUNDS
-            new, cached, committed, draft_s, network_s = (
-                (own + GUESS_ROUNDS * other) / weight for own, other in zip(rounds.sums, typical, strict=True)
-            )
-            committed = max(committed, LEAST_SHARE * typical[_COMMITTED])
-        return new, cached, max(committed, LEAST_COMMITTED), draft_s, network_s
+    def expected_values(self, ues: Sequence[bytes | None]) -> Floats:
+        """The fields of `expected` for each of these UEs [n, 5], without its checks."""
+        rounds = [_NO_ROUNDS if ue is None else self._ues.get(ue, _NO_ROUNDS) for ue in ues]
+        weights = np.array([one.weight for one in rounds])[:, np.newaxis]
+        sums = np.array([one.sums for one in rounds]).reshape(-1, len(_GUESSED))
+        typical = np.array(self._typical)
+        values = np.where(weights > 0, (sums + GUESS_ROUNDS * typical) / (weights + GUESS_ROUNDS), typical)
+        least = max(LEAST_COMMITTED, LEAST_SHARE * self._typical[_COMMITTED])
+        values[:, _COMMITTED] = np.maximum(values[:, _COMMITTED], least)
+        return values
 
     def acceptance(self, ue: bytes, accepted: int, rejected: int) -> float | None:
         """α of a session with these accepted tokens and first rejections, shrunk towards that of its UE, and this

@@ -68,15 +68,14 @@ class _Given:
         self._kind_of = [numbers.setdefault((ue, one.speed_tps or 0.0), len(numbers)) for ue, one in pairs]
         """Each session's kind: its UE and speed."""
         self._kinds_by_ue = [ue for ue, _ in numbers]
-        expected = {ue: averages.expected_values(ue) for ue in set(self.owners)}
-        self._kinds = admission.kinds([speed for _, speed in numbers], [expected[ue] for ue in self._kinds_by_ue])
+        self._kinds = admission.kinds([speed for _, speed in numbers], averages.expected_values(self._kinds_by_ue))
         self._counts = self._count(range(len(given)))
 
     def used_by(self, owner: bytes, speed_tps: float) -> float:
         """Share of the verifier's time that a UE takes with one more session at this speed."""
         own = [kind for kind, ue in enumerate(self._kinds_by_ue) if ue == owner]
         speeds = [*self._kinds.speeds[own].tolist(), speed_tps]
-        kinds = self._admission.kinds(speeds, [self._averages.expected_values(owner)] * len(speeds))
+        kinds = self._admission.kinds(speeds, self._averages.expected_values([owner] * len(speeds)))
         return self._admission.used(kinds.load(np.append(self._counts[own], 1.0)))
 
     def ask(self, owner: bytes, speed_tps: float, without: Sequence[int] = ()) -> AdmissionDecision:
