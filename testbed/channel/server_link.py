@@ -16,6 +16,7 @@ from testbed.channel.frames import OTHER_BYTES, PART_BYTES, Frames, following, s
 from testbed.channel.keys import KEY_LENGTH, ServerKeys
 from testbed.channel.limits.connections import Connections
 from testbed.channel.limits.counts import HANDSHAKE_S
+from testbed.channel.limits.listeners import Listeners
 from testbed.channel.limits.sockets import notice_gone_hosts
 from testbed.channel.link import MAX_MESSAGE_BYTES
 from testbed.channel.readiness import Readiness
@@ -61,10 +62,12 @@ class ZmqServerLink:
         self._gate = None if keys is None else Gate(self._context, keys, self.background, self.connections.arrived)
         self._open(addresses)
         self.addresses: list[str] = []
+        self._listeners = Listeners()
         try:
             for address in addresses:
                 self._socket.bind(check_address(address))
                 self.addresses.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+                self._listeners.keep(self.addresses[-1])
         except BadInput:
             self.close()
             raise
@@ -89,7 +92,10 @@ class ZmqServerLink:
         notice_gone_hosts(self._socket)
 
     async def _renew(self, why: str) -> None:
-        """Close all connections, which UEs open again at once, and with them those that libzmq keeps for ever."""
+        """Close all connections, which UEs open again at once, and with them those that libzmq keeps for ever.
+
+        Ports stay bound meanwhile, and connections that come wait.
+        """
         LOG.warning("%s: all connections are closed, and UEs connect again", why)
         self._ready.close()
         self._socket.close()
@@ -99,9 +105,9 @@ class ZmqServerLink:
         for address in sorted(self.addresses, reverse=True):  # tcp:// first: the old socket removes the file of ipc://
             while True:  # until libzmq's own thread has ended it
                 try:
-                    self._socket.bind(address)
+                    self._listeners.bind(self._socket, address)
                     break
-                except zmq.ZMQError as exc:
+                except (zmq.ZMQError, OSError) as exc:
                     if time.monotonic() > until_s:
                         raise LinkError(f"cannot bind {address} again: {exc}") from exc
                 await asyncio.sleep(1e-3)
@@ -180,5 +186,6 @@ class ZmqServerLink:
         if self._gate is not None:
             self._gate.close()
         self._ready.close()
+        self._listeners.close()
         self._socket.close()
         self._context.term()

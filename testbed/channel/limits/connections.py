@@ -19,7 +19,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -35,7 +34,6 @@ from testbed.channel.limits.arrivals import (
 )
 from testbed.channel.limits.counts import CHECK_S, RECHECK_S, Connection, ConnectionCounts
 from testbed.channel.limits.sockets import (
-    DESCRIPTORS,
     FAMILIES,
     Duplicates,
     descriptors,
@@ -43,6 +41,7 @@ from testbed.channel.limits.sockets import (
     limit,
     received_by,
     trim,
+    watchable,
 )
 
 CHECK_SHARE = 0.03
@@ -97,7 +96,7 @@ class Connections:
     @property
     def watched(self) -> bool:
         """Whether this system reports the bytes received per connection."""
-        return bool(self.ports) and sys.platform == "linux" and os.path.isdir(DESCRIPTORS)
+        return bool(self.ports) and watchable()
 
     @property
     def clogged(self) -> bool:

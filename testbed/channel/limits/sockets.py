@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 import termios
 from collections.abc import Iterable, Iterator
 
@@ -67,6 +68,11 @@ class Duplicates:
         finally:
             connected.detach()
             os.dup2(self._null, self._spare, inheritable=False)
+
+
+def watchable() -> bool:
+    """Whether this system shows the sockets of a process, and the bytes received on them."""
+    return sys.platform == "linux" and os.path.isdir(DESCRIPTORS)
 
 
 def descriptors() -> Iterable[int]:

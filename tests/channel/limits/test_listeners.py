@@ -1,0 +1,97 @@
+"""Ports of a base station's link while its socket is opened anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.server_link import ZmqServerLink
+from testbed.errors import LinkError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the sockets of a process")
+TIMES = 30
+
+
+@contextlib.contextmanager
+def thief(port: int) -> Iterator[list[socket.socket]]:
+    """Another program that binds to a port as soon as it is free."""
+    stolen, ended = list[socket.socket](), threading.Event()
+
+    def wait() -> None:
+        while not ended.is_set() and not stolen:
+            taken = socket.socket()
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                taken.bind(("127.0.0.1", port))
+                taken.listen()
+                stolen.append(taken)
+            except OSError:
+                taken.close()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    try:
+        yield stolen
+    finally:
+        ended.set()
+        waiting.join()
+        for taken in stolen:
+            taken.close()
+
+
+async def answered(bs: ZmqServerLink, link: ZmqLink) -> bool:
+    """Whether a UE's messages arrive; it sends again every 0.5 s."""
+    arrived = asyncio.ensure_future(bs.recv())
+    for _ in range(40):
+        await link.send([b"here"])
+        done, _ = await asyncio.wait([arrived], timeout=0.5)
+        if done:
+            return arrived.result()[1] == [b"here"]
+    return False
+
+
+async def test_nobody_else_gets_the_port_of_a_socket_that_is_opened_anew() -> None:
+    bs = ZmqServerLink("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+    links = [ZmqLink(address, new_identity()) for address in bs.addresses]
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        with thief(int(bs.addresses[0].rpartition(":")[2])) as stolen:
+            for _ in range(TIMES):
+                await bs._renew("test")
+                await asyncio.sleep(0.01)
+            assert not stolen
+        for link in links:
+            assert await answered(bs, link)
+        assert (
+            len(os.listdir("/proc/self/fd")) <= before + 8
+        )  # both connections, at both ends, and sockets being closed
+    finally:
+        for link in links:
+            link.close()
+        bs.close()
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", int(bs.addresses[0].rpartition(":")[2])))
+        free.listen()
+
+
+async def test_an_address_that_cannot_be_bound_again_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr("testbed.channel.server_link.RENEW_S", 0.2)
+    path = tmp_path_factory.mktemp("s") / "bs"
+    bs = ZmqServerLink(f"ipc://{path}")
+    try:
+        bs.addresses[0] = f"ipc://{path.parent / 'gone' / 'bs'}"
+        with pytest.raises(LinkError, match="cannot bind ipc://.* again"):
+            await bs._renew("test")
+    finally:
+        bs.close()
