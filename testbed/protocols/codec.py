@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from testbed.channel.cost import position_bits
 from testbed.channel.csi import Csi, single
 from testbed.errors import BadInput, ProtocolError
-from testbed.protocols.messages import Array, Downlink, Message, Uplink
+from testbed.protocols.messages import Array, Downlink, Message, NeedHidden, Uplink
 
 AnyArray = NDArray[Any]
 Frames = Sequence[bytes | memoryview]
@@ -206,3 +206,15 @@ def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
     if any(p >= window for p in positions) or any(a >= b for a, b in itertools.pairwise(positions)):
         raise ProtocolError("positions must increase and lie inside the window")
     return [int(p) for p in positions]
+
+
+def asked_positions(packet: Packet[NeedHidden], window: int) -> list[int]:
+    """Positions in a window of `window` tokens whose hidden states the BS requests.
+
+    Raises:
+        ProtocolError: none, or positions outside the window.
+    """
+    packed = packet.arrays.get("positions")
+    if packed is None:
+        raise ProtocolError("NeedHidden without positions")
+    return unpack_positions(packed, packet.message.count, window)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from testbed.channel.csi import single
 from testbed.errors import LinkTimeout, ProtocolError
 from testbed.protocols.base import Drafted
-from testbed.protocols.codec import AnyArray, Packet, unpack_positions
+from testbed.protocols.codec import AnyArray, Packet, asked_positions
 from testbed.protocols.messages import Busy, Draft, Fault, Hidden, NeedHidden, Opened, Resync, Verdict
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.records import RoundRecord
@@ -22,7 +22,10 @@ NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
 SLOWEST_BPS = 1e6
 """Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
 SILENCE_S = 10.0
-"""First wait for the next token of a BS that decodes alone before the session is opened again; doubled each time."""
+"""First wait for the next token of a BS that decodes alone before the session is opened again, if no token has come so
+far; doubled each time."""
+PATIENCE = 4
+"""The same wait afterwards, at least `RESEND_S`, relative to the longest time between tokens so far."""
 
 
 @dataclass
@@ -87,13 +90,21 @@ class SessionExchanges:
         reveal: Callable[[Drafted, Sequence[int]], dict[str, AnyArray]],
     ) -> None:
         self._client, self._clock, self._number = client, client.clock, number
-        self._open, self._refused, self._reveal = open_, refused, reveal
+        self._open_session, self._refused, self._reveal = open_, refused, reveal
         self._unanswered = 0
         """Drafts, and windows for a stream, that the BS may answer with a `Resync` each."""
         self.ahead: OutgoingWindow | None = None
         """The window that was sent ahead, after the one whose verdict is awaited."""
+        self._longest_s: float | None = None
+        """Longest time between tokens of a BS that decodes alone; None: there was none."""
+        self._opening = False
+        """Whether the session was opened again, which the BS has not confirmed."""
         self.opened_bytes = 0
         """Bytes of messages that say that the session is open."""
+
+    async def _open(self, round_: int) -> None:
+        self._opening = True
+        await self._open_session(round_)
 
     async def send(self, window: OutgoingWindow) -> None:
         """Send a window, or send it again."""
@@ -182,7 +193,7 @@ class SessionExchanges:
         return sent_bytes
 
     async def listen(self, draft: Draft, stream: bool = False) -> Exchange:
-        """Wait for the next round of a BS that decodes alone; after a silence, open the session again.
+        """Wait for the next round of a BS that decodes alone; open the session again if it was lost, or after silence.
 
         Args:
             draft: number of the round, and length of the prefix that it continues.
@@ -192,7 +203,8 @@ class SessionExchanges:
         Raises:
             LinkTimeout, AdmissionError, ProtocolError: see `verdict`.
         """
-        start_s, wait_s, down, unknown = self._clock.time(), SILENCE_S, 0, 0
+        start_s, down, unknown, longest_s = self._clock.time(), 0, 0, self._longest_s
+        wait_s = SILENCE_S if longest_s is None else min(SILENCE_S, max(RESEND_S, PATIENCE * longest_s))
         while True:
             packet = await self._next(start_s, wait_s)
             if packet is None:
@@ -201,15 +213,17 @@ class SessionExchanges:
                 continue
             message = packet.message
             down += packet.size_bytes
-            if isinstance(message, Verdict) and (
-                message.base_len == draft.base_len if stream else message.round == draft.round
-            ):
-                self._unanswered = 0
-                return Exchange(message, packet.arrays, self._clock.time() - start_s, 0.0, down, start_s)
-            late = isinstance(message, Busy) and message.round is not None  # it refuses a draft of an earlier round
+            if isinstance(message, Verdict):
+                behind = (message.base_len or 0) - draft.base_len if stream else message.round - draft.round
+                if behind == 0:
+                    seconds, self._unanswered = self._clock.time() - start_s, 0
+                    self._longest_s = 0.0 if longest_s is None else max(longest_s, seconds)
+                    return Exchange(message, packet.arrays, seconds, 0.0, down, start_s)
+                if behind > 0 and not self._opening:  # verdicts come in order: the awaited one was lost
+                    await self._open(draft.round)
             if isinstance(message, Resync) and unknown:
                 unknown -= 1
-            elif isinstance(message, Resync | Busy) and not late:
+            elif isinstance(message, Resync) or (isinstance(message, Busy) and message.round is None):
                 unknown, self._unanswered = max(0, self._unanswered - 1), 0
                 await self._reopen(message, draft.round, start_s)
 
@@ -232,7 +246,7 @@ class SessionExchanges:
                 raise ProtocolError(f"the BS refuses: {packet.message.reason}")
             if not isinstance(packet.message, Opened):
                 return packet
-            self.opened_bytes += packet.size_bytes
+            self.opened_bytes, self._opening = self.opened_bytes + packet.size_bytes, False
 
     async def _reopen(self, message: Resync | Busy, round_: int, start_s: float) -> None:
         """Open the session again after the BS has lost or refused it; after a refused draft, only wait."""
@@ -243,18 +257,6 @@ class SessionExchanges:
                 self._refused(message)
         if isinstance(message, Resync) or message.round is None:
             await self._open(round_)
-
-
-def asked_positions(packet: Packet[NeedHidden], window: int) -> list[int]:
-    """Positions in a window of `window` tokens whose hidden states the BS requests.
-
-    Raises:
-        ProtocolError: none, or positions outside the window.
-    """
-    packed = packet.arrays.get("positions")
-    if packed is None:
-        raise ProtocolError("NeedHidden without positions")
-    return unpack_positions(packed, packet.message.count, window)
 
 
 def record_of(

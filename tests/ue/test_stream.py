@@ -17,9 +17,11 @@ from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.protocols import protocol
+from testbed.protocols.codec import Packet
 from testbed.protocols.messages import MOST_JOINING, Draft, Fault, Open, Opened, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import together
+from testbed.ue.client import Mailbox
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
@@ -166,6 +168,35 @@ async def test_a_session_that_the_base_station_has_lost_goes_on(errors: float, m
                     bs._intake.sessions.lose(session, "a test")
 
         found = await asyncio.wait_for(real(address, lose), 60)
+    assert found.token_ids == own(PROMPT, 100, errors)
+
+
+@pytest.mark.parametrize("errors", [0.1, 1.0])
+@pytest.mark.parametrize("lost", [(4, 5), (40,), (-1,)])
+async def test_tokens_that_were_lost_do_not_stop_a_stream(
+    errors: float, lost: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a base station opens its socket anew: the verdict after a lost one shows the loss, and of the last one a
+    silence that is long for this stream. The silence that is allowed before the first token is beyond the time here.
+    """
+    monkeypatch.setattr("testbed.ue.exchange.SILENCE_S", 1000.0)
+    monkeypatch.setattr("testbed.ue.exchange.RESEND_S", 0.3)
+    put, dropped = Mailbox.put, list[int]()
+
+    def drop(mailbox: Mailbox, packet: Packet[Any]) -> None:
+        message = packet.message
+        if isinstance(message, Verdict):
+            base_len = message.base_len or 0
+            end = base_len + message.accepted + 1 - len(PROMPT)
+            if base_len not in dropped and (end >= 100 if lost[0] < 0 else message.round in lost):
+                dropped.append(base_len)
+                return
+        put(mailbox, packet)
+
+    monkeypatch.setattr(Mailbox, "put", drop)
+    async with station(CopyingEngine(errors)) as (_, address):
+        found = await asyncio.wait_for(real(address), 30)
+    assert dropped
     assert found.token_ids == own(PROMPT, 100, errors)
 
 

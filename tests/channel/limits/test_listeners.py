@@ -91,7 +91,7 @@ async def test_an_address_that_cannot_be_bound_again_is_an_error(
     bs = ZmqServerLink(f"ipc://{path}")
     try:
         bs.addresses[0] = f"ipc://{path.parent / 'gone' / 'bs'}"
-        with pytest.raises(LinkError, match="cannot bind ipc://.* again"):
+        with pytest.raises(LinkError, match=r"cannot bind ipc://.* again"):
             await bs._renew("test")
     finally:
         bs.close()

@@ -17,7 +17,7 @@ import msgspec
 
 from testbed.errors import ProtocolError
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
-from testbed.protocols.codec import Packet
+from testbed.protocols.codec import Packet, asked_positions
 from testbed.protocols.messages import (
     VERSION,
     Busy,
@@ -37,7 +37,6 @@ from testbed.protocols.messages import (
 from testbed.protocols.quantise import HIDDEN_BITS
 from testbed.protocols.ranges import RANGES
 from testbed.protocols.sampling import Q_BITS
-from testbed.ue.exchange import asked_positions
 from tests.support.hostile import frames
 from tests.support.hostile.frames import Frames, header_of, with_arrays
 from tests.support.hostile.talk import Talk
