@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 import zmq.asyncio
@@ -36,7 +37,7 @@ SKIPPED_AT_ONCE, MOST_SKIPPED = 1000, 250_000
 """Parts of messages with too many that are taken before other tasks run, and before the socket is opened anew, which
 frees all of them at once."""
 RENEW_S = 10.0
-"""Longest time to bind again."""
+"""Longest time in which a socket is opened anew."""
 LOG = logging.getLogger(__name__)
 
 
@@ -99,22 +100,15 @@ class ZmqServerLink:
         LOG.warning("%s: all connections are closed, and UEs connect again", why)
         self._ready.close()
         self._socket.close()
-        self._open(self.addresses)
-        self.connections.stuck = self._skipped = 0
         until_s = time.monotonic() + RENEW_S
+        await _repeated(lambda: self._open(self.addresses), "open a socket", until_s)
+        self.connections.stuck = self._skipped = 0
         for address in sorted(self.addresses, reverse=True):  # tcp:// first: the old socket removes the file of ipc://
-            while True:  # until libzmq's own thread has ended it
-                try:
-                    self._listeners.bind(self._socket, address)
-                    break
-                except (zmq.ZMQError, OSError) as exc:
-                    if time.monotonic() > until_s:
-                        raise LinkError(f"cannot bind {address} again: {exc}") from exc
-                await asyncio.sleep(1e-3)
+            await _repeated(functools.partial(self._listeners.bind, self._socket, address), f"bind {address}", until_s)
 
     async def send(self, peer: bytes, frames: Frames) -> None:
         """Send to a peer; the message is dropped if its queue is full, or if the peer is gone or revoked."""
-        if not self.serves(peer):
+        if not self.serves(peer) or self._socket.closed:
             return
         identity = peer if self._gate is None else peer[KEY_LENGTH:]
         with contextlib.suppress(zmq.Again):
@@ -189,3 +183,18 @@ class ZmqServerLink:
         self._listeners.close()
         self._socket.close()
         self._context.term()
+
+
+async def _repeated(action: Callable[[], None], what: str, until_s: float) -> None:
+    """Try until libzmq's own thread has ended the socket before, and freed its descriptors.
+
+    Raises:
+        LinkError: it fails until `until_s`.
+    """
+    while True:
+        try:
+            return action()
+        except (zmq.ZMQError, OSError) as exc:
+            if time.monotonic() > until_s:
+                raise LinkError(f"cannot {what} again: {exc}") from exc
+        await asyncio.sleep(1e-3)

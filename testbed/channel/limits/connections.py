@@ -39,6 +39,7 @@ from testbed.channel.limits.sockets import (
     descriptors,
     discard,
     limit,
+    listens,
     received_by,
     trim,
     watchable,
@@ -227,17 +228,13 @@ class Connections:
                     if known is None or known.socket != inode:
                         if connected.family not in FAMILIES or connected.getsockname()[1] not in self.ports:
                             continue
-                        if _listens(connected):
+                        if listens(connected):
                             self._listening[descriptor] = inode
                             continue
                         known = Connection(inode, connected.family, _origin(connected), now_s)
                     yield descriptor, connected, known
                 except OSError:  # closed
                     continue
-
-
-def _listens(opened: socket.socket) -> bool:
-    return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _origin(connected: socket.socket) -> bytes:

@@ -5,13 +5,11 @@ A port that is free for a moment can be taken by another user of the machine, to
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 
 import zmq
 
-from testbed.channel.limits.sockets import FAMILIES, descriptors, watchable
+from testbed.channel.limits.sockets import FAMILIES, Duplicates, descriptors, listens, watchable
 
 
 class Listeners:
@@ -22,13 +20,18 @@ class Listeners:
 
     def keep(self, address: str) -> None:
         """Keep the socket that listens at a `tcp://` address, once it is bound."""
-        if address.startswith("tcp://") and watchable():
-            port = int(address.rpartition(":")[2])
-            known = {os.fstat(descriptor).st_ino for descriptor in self._kept.values()}
-            for descriptor in descriptors():
-                if _listens(descriptor, port) and os.fstat(descriptor).st_ino not in known:
-                    self._kept[address] = os.dup(descriptor)
+        if not address.startswith("tcp://") or not watchable():
+            return
+        port, duplicates = int(address.rpartition(":")[2]), Duplicates()
+        known = {os.fstat(descriptor).st_ino for descriptor in self._kept.values()}
+        for descriptor in descriptors():
+            with duplicates.of(descriptor) as opened:
+                if opened is None or opened.family not in FAMILIES or not listens(opened):
+                    continue
+                if opened.getsockname()[1] == port and os.fstat(opened.fileno()).st_ino not in known:
+                    self._kept[address] = os.dup(opened.fileno())
                     break
+        duplicates.close()
 
     def bind(self, opened: zmq.Socket[bytes], address: str) -> None:
         """Bind another ZeroMQ socket to an address: to the socket that is kept, if there is one.
@@ -56,12 +59,3 @@ class Listeners:
         for descriptor in self._kept.values():
             os.close(descriptor)
         self._kept.clear()
-
-
-def _listens(descriptor: int, port: int) -> bool:
-    with contextlib.suppress(OSError):  # no socket
-        duplicate = socket.socket(fileno=os.dup(descriptor))
-        with duplicate:
-            listens = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            return bool(listens) and duplicate.family in FAMILIES and duplicate.getsockname()[1] == port
-    return False

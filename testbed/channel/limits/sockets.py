@@ -85,6 +85,11 @@ def descriptors() -> Iterable[int]:
         return range(limit())
 
 
+def listens(opened: socket.socket) -> bool:
+    """Whether it is a listening socket."""
+    return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
 def received_by(connected: socket.socket) -> tuple[int, bool]:
     """Bytes received on a connection, and whether it is closed."""
     info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from testbed.channel.limits.sockets import DESCRIPTORS
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.server_link import ZmqServerLink
 from testbed.errors import LinkError
+from tests.support.descriptors import no_descriptors_left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the sockets of a process")
 TIMES = 30
@@ -59,10 +61,12 @@ async def answered(bs: ZmqServerLink, link: ZmqLink) -> bool:
 
 
 async def test_nobody_else_gets_the_port_of_a_socket_that_is_opened_anew() -> None:
+    """It is free again once the link is closed, as are all descriptors."""
+    first = len(os.listdir(DESCRIPTORS))
     bs = ZmqServerLink("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
     links = [ZmqLink(address, new_identity()) for address in bs.addresses]
     try:
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(os.listdir(DESCRIPTORS))
         with thief(int(bs.addresses[0].rpartition(":")[2])) as stolen:
             for _ in range(TIMES):
                 await bs._renew("test")
@@ -70,9 +74,7 @@ async def test_nobody_else_gets_the_port_of_a_socket_that_is_opened_anew() -> No
             assert not stolen
         for link in links:
             assert await answered(bs, link)
-        assert (
-            len(os.listdir("/proc/self/fd")) <= before + 8
-        )  # both connections, at both ends, and sockets being closed
+        assert len(os.listdir(DESCRIPTORS)) <= before + 8  # both connections, at both ends, and sockets being closed
     finally:
         for link in links:
             link.close()
@@ -81,6 +83,7 @@ async def test_nobody_else_gets_the_port_of_a_socket_that_is_opened_anew() -> No
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", int(bs.addresses[0].rpartition(":")[2])))
         free.listen()
+    assert len(os.listdir(DESCRIPTORS)) <= first
 
 
 async def test_an_address_that_cannot_be_bound_again_is_an_error(
@@ -94,4 +97,21 @@ async def test_an_address_that_cannot_be_bound_again_is_an_error(
         with pytest.raises(LinkError, match=r"cannot bind ipc://.* again"):
             await bs._renew("test")
     finally:
+        bs.close()
+
+
+async def test_a_socket_is_opened_anew_where_only_the_old_one_frees_descriptors() -> None:
+    bs = ZmqServerLink("tcp://127.0.0.1:*")
+    link = ZmqLink(bs.addresses[0], new_identity())
+    try:
+        assert await answered(bs, link)
+        with no_descriptors_left():
+            renewing = asyncio.ensure_future(bs._renew("test"))
+            for _ in range(20):
+                await bs.send(b"anybody", [b"lost"])
+                await asyncio.sleep(0.01)
+            await renewing
+        assert await answered(bs, link)
+    finally:
+        link.close()
         bs.close()
