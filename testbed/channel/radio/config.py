@@ -73,6 +73,10 @@ class RadioConfig(Config, frozen=True):
         float,
         option("Time from a scheduling request to the grant; 0: configured grants.", least=0, most=1e4, unit="ms"),
     ] = 0.0
+    request_ms: Annotated[
+        float,
+        option("Period in which a UE can send a scheduling request; 0: at any time.", least=0, most=1e4, unit="ms"),
+    ] = 0.0
     harq: Harq = Harq()
     wired_ms: Annotated[float, option("One-way delay between cell and edge server.", least=0, most=1e5, unit="ms")] = (
         0.0
@@ -98,16 +102,22 @@ class RadioConfig(Config, frozen=True):
         pattern = PATTERNS[self.duplex]
         return pattern.count("U" if up else "D") / len(pattern) if pattern else 1.0
 
+    def granted_s(self, t_s: float) -> float:
+        """Time of the grant for uplink data that arrive at `t_s` since the first slot, when nothing else waits."""
+        period_s = self.request_ms / 1e3
+        asked_s = math.ceil(t_s / period_s - 1e-6) * period_s if period_s else t_s
+        return asked_s + self.grant_ms / 1e3
+
     @property
     def rtt_s(self) -> float:
         """RTT of messages that fit into one slot and are alone in the cell, one after the other."""
-        wired, grant = self.wired_ms / self.slot_ms, self.grant_ms / self.slot_ms
         now, before, boundary = 0.0, 0.0, 0
         for _ in range(2):  # under TDD, the first one may begin at any slot of the pattern
-            before, delay = now, grant
+            before = now
             for up in (True, False):
-                boundary = 1 + self._carrying(up, max(boundary + 1, math.ceil(now + delay - 1e-6)))
-                now, delay = boundary + wired, 0.0
+                ready = self.granted_s(now * self.slot_s) / self.slot_s if up else now
+                boundary = 1 + self._carrying(up, max(boundary + 1, math.ceil(ready - 1e-6)))
+                now = boundary + self.wired_ms / self.slot_ms
         return (now - before) * self.slot_s
 
     def _carrying(self, up: bool, slot: int) -> int:

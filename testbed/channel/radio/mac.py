@@ -81,8 +81,9 @@ class RadioCell:
 
     def granted(self, up: bool) -> int:
         """First slot that data which arrive now can use."""
-        wait_s = asyncio.get_running_loop().time() - self.begin() + (self.config.grant_ms / 1e3 if up else 0.0)
-        return max(self._slot + 1, math.ceil(wait_s / self.config.slot_s - 1e-6))
+        now_s = asyncio.get_running_loop().time() - self.begin()
+        ready_s = self.config.granted_s(now_s) if up else now_s
+        return max(self._slot + 1, math.ceil(ready_s / self.config.slot_s - 1e-6))
 
     def wake(self, port: RadioPort) -> None:
         """Serve a port that has data again."""

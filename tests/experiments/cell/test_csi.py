@@ -101,12 +101,19 @@ def test_at_a_step_sources_differ_by_their_delay(csi: str, known: list[tuple[flo
         assert all(low == (at_s >= STEP_S + delay_s - 1e-9) for at_s, low in late.items())
 
 
-@pytest.mark.parametrize(("wired_ms", "grant_ms"), [(0.0, 0.0), (3.0, 0.0), (2.5, 4.0), (0.3, 1.2)])
+@pytest.mark.parametrize(
+    ("wired_ms", "grant_ms", "request_ms"),
+    [(0.0, 0.0, 0.0), (3.0, 0.0, 0.0), (2.5, 4.0, 0.0), (0.3, 1.2, 0.0), (2.5, 4.0, 5.0), (0.0, 1.0, 20.0)],
+)
 @pytest.mark.parametrize("duplex", ["fdd", "tdd"])
 def test_the_oracles_rtt_is_that_of_handshakes(
-    duplex: Literal["fdd", "tdd"], wired_ms: float, grant_ms: float, known: list[tuple[float, Csi]]
+    duplex: Literal["fdd", "tdd"],
+    wired_ms: float,
+    grant_ms: float,
+    request_ms: float,
+    known: list[tuple[float, Csi]],
 ) -> None:
-    radio = RadioConfig(duplex=duplex, wired_ms=wired_ms, grant_ms=grant_ms)
+    radio = RadioConfig(duplex=duplex, wired_ms=wired_ms, grant_ms=grant_ms, request_ms=request_ms)
     config = CellConfig(seconds=4.0, radio=radio, ues=(ONE,))
     run(config, "handshake")
     assert {round(csi.rtt_ms, 3) for _, csi in known} == {round(1e3 * radio.rtt_s, 3)}
