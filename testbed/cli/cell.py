@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,7 +95,9 @@ def run(
     from testbed.options import load, replaced
 
     given = {name: value for name, value in (("seed", seed), ("seconds", seconds)) if value is not None}
-    found = carry_out(replaced(load(CellConfig, file), given), real, out)
+    config = replaced(load(CellConfig, file), given)
+    with progress("seconds") as bar:
+        found = carry_out(config, real, out, lambda passed_s, all_s: bar(int(passed_s), math.ceil(all_s)))
     if out is not None:
         note(f"wrote {out / 'cell.json'} and {out / 'report.html'}")
     if as_json:

@@ -11,7 +11,7 @@ from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document, ue_rows
-from testbed.experiments.cell.run import CellRun, run_cell
+from testbed.experiments.cell.run import CellRun, Told, run_cell, untold
 from testbed.experiments.report.cell import KIND, SERIES
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
@@ -23,17 +23,21 @@ from testbed.options import resolved
 CELL, UES = "cell.json", "ues.csv"
 
 
-def carry_out(config: CellConfig, real: bool, out: Path | None) -> dict[str, Any]:
+def carry_out(config: CellConfig, real: bool, out: Path | None, told: Told = untold) -> dict[str, Any]:
     """Run a cell in virtual time or with processes, and return the document of `cell.json`.
 
     Args:
         out: directory for the results; None: nothing is written.
+        told: called while it runs.
 
     Raises:
         BadInput: the directory belongs to another configuration or another kind of run, or see `run_cell` and
             `run_cell_really`.
     """
-    run_it = run_cell_really if real else run_cell
+
+    def run_it(cell: CellConfig) -> CellRun:
+        return run_cell_really(cell, told) if real else run_cell(cell, told=told)
+
     if out is None:
         return document(config, run_it(config))
     with claimed(config, out, KIND, resumes=False):

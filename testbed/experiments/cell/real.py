@@ -6,7 +6,7 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -24,7 +24,7 @@ from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.real_processes import RadioReport, UeReport, run_radio
 from testbed.experiments.cell.real_ue import CellUeOrder, answer_together, run_ue
 from testbed.experiments.cell.recorded import recording_of
-from testbed.experiments.cell.run import CellRun, direction_slots
+from testbed.experiments.cell.run import CellRun, Told, direction_slots, untold
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in, stop_all
@@ -38,8 +38,11 @@ METRICS, METRICS_S = "metrics.jsonl", 0.1
 Counters = dict[str, Any]
 
 
-def run_cell_really(config: CellConfig) -> CellRun:
+def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
     """Run a cell in real time. Tokens are synthetic; passes last as long as the profile says.
+
+    Args:
+        told: called with the seconds that have passed and those of the run.
 
     Raises:
         BadInput: too many UEs for processes, an unknown profile, or channels that cannot be computed.
@@ -51,7 +54,7 @@ def run_cell_really(config: CellConfig) -> CellRun:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with base_station(_serving(config, directory / METRICS)) as ready:
-            radio, reports, (before, after) = _run_processes(config, ready["bind"], sorted(decoding), directory)
+            radio, reports, (before, after) = _run_processes(config, ready["bind"], sorted(decoding), directory, told)
     if lossy := sum(report.lossy for report in reports.values()):
         raise EngineError(f"{lossy} responses differ from the target's own output")
     for number, (up, down) in radio.carried.items():
@@ -112,7 +115,7 @@ def _serving(config: CellConfig, metrics: Path) -> ServeConfig:
 
 
 def _run_processes(
-    config: CellConfig, target: str, decoding: list[int], directory: Path
+    config: CellConfig, target: str, decoding: list[int], directory: Path, told: Told
 ) -> tuple[RadioReport, dict[int, UeReport], list[Counters]]:
     """Start the radio and the UEs; returns their reports, and the BS's counters after the warm-up and at the end."""
     context = multiprocessing.get_context("forkserver")
@@ -139,7 +142,7 @@ def _run_processes(
         end_s = start_s + config.seconds + STOPPING_S
         counters: list[Counters] = []
         for until_s in (start_s + config.warmup_s, start_s + config.seconds, end_s):
-            _wait(radio, processes[1:], until_s)
+            _wait(radio, processes[1:], until_s, lambda: told(_passed_s(start_s, config.seconds), config.seconds))
             if until_s < end_s:
                 counters.append(_counted(directory / METRICS))
         found: RadioReport = _received(ours, max(0.0, end_s - time.monotonic()))
@@ -197,8 +200,15 @@ def _received(line: Connection, timeout_s: float) -> Any:
     raise EngineError(f"the process of the radio said nothing for {timeout_s:.0f} s")
 
 
-def _wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float) -> None:
-    """Wait until a time on the monotonic clock, or until all UEs' processes have ended.
+def _passed_s(start_s: float, most_s: float) -> float:
+    """Time since the start, within the run's."""
+    return min(most_s, max(0.0, time.monotonic() - start_s))
+
+
+def _wait(
+    radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float, tick: Callable[[], object] = lambda: None
+) -> None:
+    """Wait until a time on the monotonic clock, or until all UEs' processes have ended; `tick` is called meanwhile.
 
     Raises:
         TestbedError: the base station died, or another process failed.
@@ -211,3 +221,4 @@ def _wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float) -> Non
             return
         wait([process.sentinel for process in (radio, *ues) if process.is_alive()], min(left_s, WATCH_S))
         check_serving()
+        tick()

@@ -41,6 +41,12 @@ from testbed.virtual_time import run_virtually
 
 Clear = Callable[[float], bool]
 """Takes the time since the warm-up; whether a run may end."""
+Told = Callable[[float, float], object]
+"""Takes the seconds of a run that have passed, and all of them."""
+
+
+def untold(passed_s: float, seconds: float) -> None:
+    """A `Told` that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ def run_cell(
     watches: Mapping[str, Watch] | None = None,
     clear: Clear = lambda seconds: False,
     channels_s: float | None = None,
+    told: Told = untold,
 ) -> CellRun:
     """Run a cell in virtual time; the same configuration gives the same result.
 
@@ -72,12 +79,18 @@ def run_cell(
         watches: told of every response of a group, by the group's name.
         clear: called after every step with the time since the warm-up; the run ends early once it returns true.
         channels_s: time that computed channels cover, after which they repeat. Default: that of the run.
+        told: called after every step that follows the warm-up.
 
     Raises:
         BadInput: an unknown profile, an unreadable trace, or efficiencies that do not fit the groups.
         EngineError: a response of greedy decoding under the strict judge differs from the target's own.
     """
-    return run_virtually(_Cell(config, channels_s or config.seconds).run(watches or {}, clear))
+
+    def stepped(seconds: float) -> bool:
+        told(config.warmup_s + seconds, config.seconds)
+        return clear(seconds)
+
+    return run_virtually(_Cell(config, channels_s or config.seconds).run(watches or {}, stepped))
 
 
 def direction_slots(config: CellConfig, up: bool, seconds: float | None = None) -> int:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -44,7 +44,9 @@ CELL = CellConfig(
 
 def test_processes_decode_without_loss_over_one_radio() -> None:
     """Lossless, or it raises. Times depend on the machine; bytes do not."""
-    found = document(CELL, run_cell_really(CELL))
+    told: list[tuple[float, float]] = []
+    found = document(CELL, run_cell_really(CELL, lambda *passed: told.append(passed)))
+    assert told == sorted(told) and 4.0 < told[-1][0] <= told[-1][1] == 6.0 and len(told) > 5
     expected = document(CELL, run_cell(CELL))
     rows, virtual = ({row["group"]: row for row in one["rows"]} for one in (found, expected))
     for name in ("fh", "greedy", "known", "timed", "alone"):
@@ -107,12 +109,12 @@ def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeyp
         monkeypatch.setattr(real, "STOPPING_S", 2.0)  # not before: a process may take long to start
         return found
 
-    def wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float) -> None:
+    def wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float, tick: Callable[[], object]) -> None:
         waits.append(until_s)
         if len(waits) == 2:  # after the warm-up
             pids = {one.name: one.pid for one in (radio, *ues)} | {"the base station": children._serving_now[0][1].pid}
             os.kill(pids[stopped] or 0, signal.SIGSTOP)
-        wait_for(radio, ues, until_s)
+        wait_for(radio, ues, until_s, tick)
 
     monkeypatch.setattr(real, "_received", received)
     monkeypatch.setattr(real, "_wait", wait)

@@ -256,6 +256,12 @@ def test_rows_hold_the_token_speed_beside_the_promise() -> None:
     assert (found["one"]["class_tps"], found["bytes"]["class_tps"], found["bytes"]["throughput_tps"]) == (4, None, None)
 
 
+def test_a_run_tells_how_far_it_is() -> None:
+    told: list[tuple[float, float]] = []
+    run_cell(CellConfig(seconds=4.0, step_s=0.5, ues=(FH,)), told=lambda *passed: told.append(passed))
+    assert told == [(2.5, 4.0), (3.0, 4.0), (3.5, 4.0), (4.0, 4.0)]
+
+
 def test_summaries() -> None:
     assert jain([1.0, 1.0, 1.0]) == 1.0 and jain([1.0, 0.0]) == 0.5 and jain([0.0]) is None
     assert summary([]) == {"mean": None, "p50": None, "p95": None}
