@@ -110,9 +110,8 @@ class Shunned:
     def add(self, who: str | bytes, now_s: float) -> None:
         """Serve a key or an address no longer; empty: it is not known."""
         self._until_s = {one: until_s for one, until_s in self._until_s.items() if until_s > now_s}
-        self.last_s = now_s
         if who:
-            self._until_s[who] = now_s + SHUNNED_S
+            self.last_s, self._until_s[who] = now_s, now_s + SHUNNED_S
 
     def has(self, who: str | bytes, now_s: float) -> bool:
         """Whether a key or an address is not served now."""

@@ -223,6 +223,20 @@ async def test_a_message_of_many_frames_is_read_no_further_and_its_sender_shut_o
         assert heard == [[b"and me?"]] and bs.connections.cut == 1
 
 
+async def test_a_sender_on_loopback_without_a_key_is_no_reason_to_cut_others() -> None:
+    """Who has sent too many frames is not known there, and others have perhaps just connected."""
+    async with echo() as (bs, _):
+        with ue(bs) as first:
+            assert await answered(first)  # connections are watched from then on
+            with ue(bs) as honest:
+                while len(bs.connections._known) < 2:
+                    await asyncio.sleep(CHECK_S)
+                bs.connections.shun(-1, "")
+                await asyncio.sleep(4 * CHECK_S)
+                assert bs.connections.cut == 0
+                assert await answered(honest)
+
+
 def metadata(size: int) -> bytes:
     """As many properties as possible."""
     return b"".join(b"\x02" + struct.pack(">H", number) + bytes(4) for number in range(size // 7))
