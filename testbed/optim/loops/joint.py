@@ -27,7 +27,7 @@ KEEP = 4
 """Choices of each UE that are weighed after the first turn: the best ones at its prices."""
 WIDE, NARROW = 20.0, 0.5
 """Half-widths of the bracket of log λ in the first turn and in the others."""
-PRECISION, STEPS = 0.01, 9
+PRECISION, STEPS = 0.01, 6
 """Largest error of log λ, and largest number of evaluations."""
 NO_PRICES = Prices()
 

@@ -129,10 +129,7 @@ def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:
 
 def _by_position(acceptance: Sequence[tuple[float, ...]], width: int) -> Array:
     """[len(acceptance), width] rates of the positions from 1 on, behind a 1 for window 0."""
-    different = {rates: row for row, rates in enumerate(dict.fromkeys(acceptance))}
-    found = np.ones((len(different), width))
-    for rates, row in different.items():
-        found[row, 1:] = rates[-1]
-        found[row, 1 : len(rates) + 1] = rates[: width - 1]
-    every: Array = found[[different[rates] for rates in acceptance]]
-    return every
+    most = max(map(len, acceptance))
+    known = np.array([rates + rates[-1:] * (most - len(rates)) for rates in acceptance])
+    positions = np.minimum(np.arange(width - 1), most - 1)
+    return np.hstack([np.ones((len(known), 1)), known[:, positions]])
