@@ -28,6 +28,9 @@ HIGH_WATER = 1000
 SILENT_S = 10.0
 SLOWEST_BPS = 1e5
 """Time without an answer, beyond that of sending at the slowest rate, after which a UE connects anew."""
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
+"""Time from a connection that was closed because the peer broke a bound to the next one: doubled each time, until a
+message within the bounds has come."""
 MAX_MESSAGE_BYTES, ANSWER_BYTES = 65 * 2**20, 2**22
 """Largest frame, and largest one to a UE: a distribution has two bytes for each id."""
 LOG = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ class ZmqLink:
         self._hint = "is it running, and does it require keys?" if keys is None else "does it know this UE's key?"
         self._cuts = 0
         """Number of connections that were closed because the peer broke a bound."""
+        self._pause_s, self._paused = 0.0, False
         try:
             self._open()
         except zmq.ZMQError as exc:
@@ -108,10 +112,14 @@ class ZmqLink:
             (zmq.MAXMSGSIZE, ANSWER_BYTES), (zmq.IPV6, "[" in self.address),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
-        self._socket.connect(self.address)
+        self._paused = bool(self._pause_s)
+        if not self._paused:
+            self._socket.connect(self.address)
 
     async def send(self, frames: Frames) -> int:
-        """Queue one message for sending."""
+        """Queue one message for sending; it is lost after the peer has broken a bound, before the next connection."""
+        if self._paused:
+            return sum(map(len, frames))
         self._refresh()
         try:
             self._socket.send_multipart(parts(frames), flags=zmq.NOBLOCK, copy=True)
@@ -138,13 +146,16 @@ class ZmqLink:
     async def recv(self, timeout_s: float) -> Received:
         """Wait for one message. Raises LinkError after the peer has broken a bound; the link connects anew."""
         until_s, left_s = time.monotonic() + timeout_s, timeout_s
-        await asyncio.sleep(0)  # others run, too, while one message follows another
+        await asyncio.sleep(self._pause_s if self._paused else 0)  # others run, too, while one message follows another
+        if self._paused:
+            self._socket.connect(self.address)
+            self._paused = False
         while not (frames := self._take()):
             if left_s <= 0:
                 raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s")
             await self._ready.wait(min(left_s, self._connection.due_s))
             left_s = until_s - time.monotonic()
-        self._unanswered_bytes = 0
+        self._unanswered_bytes, self._pause_s = 0, 0.0
         return Received(frames, sum(map(len, frames)))
 
     def _take(self) -> list[bytes]:
@@ -161,6 +172,7 @@ class ZmqLink:
     def _cut(self, excess: str) -> None:
         """Connect anew, on another socket: the old one holds what was received. Raises LinkError."""
         self._cuts += 1
+        self._pause_s = min(MOST_PAUSE_S, 2 * self._pause_s) or FIRST_PAUSE_S
         if self._cuts & (self._cuts - 1) == 0:  # log the 1st, 2nd, 4th, 8th …, so that a peer cannot fill the log
             LOG.warning("%s: connection closed (%d so far): %s", self.address, self._cuts, excess)
         self._shut()

@@ -97,10 +97,10 @@ class SessionExchanges:
         """The window that was sent ahead, after the one whose verdict is awaited."""
         self._longest_s: float | None = None
         """Longest time between tokens of a BS that decodes alone; None: there was none."""
-        self._opening = False
-        """Whether the session was opened again, which the BS has not confirmed."""
+        self._opening = True
+        """Whether the BS has not confirmed that the session is open, since it was opened last."""
         self.opened_bytes = 0
-        """Bytes of messages that say that the session is open."""
+        """Bytes of these confirmations, which count in no round."""
 
     async def _open(self, round_: int) -> None:
         self._opening = True
@@ -204,11 +204,11 @@ class SessionExchanges:
             LinkTimeout, AdmissionError, ProtocolError: see `verdict`.
         """
         start_s, down, unknown, longest_s = self._clock.time(), 0, 0, self._longest_s
-        wait_s = SILENCE_S if longest_s is None else min(SILENCE_S, max(RESEND_S, PATIENCE * longest_s))
+        wait_s, times = SILENCE_S if longest_s is None else min(SILENCE_S, max(RESEND_S, PATIENCE * longest_s)), 1
         while True:
-            packet = await self._next(start_s, wait_s)
+            packet = await self._next(start_s, times * (RESEND_S if self._opening else wait_s))
             if packet is None:
-                wait_s *= 2
+                times *= 2
                 await self._open(draft.round)
                 continue
             message = packet.message
@@ -228,25 +228,25 @@ class SessionExchanges:
                 await self._reopen(message, draft.round, start_s)
 
     async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:
-        """The session's next message but `Opened`; None after `wait_s` of silence.
+        """The session's next message; None after `wait_s` of silence.
 
         Raises:
             LinkTimeout: silence until the client's timeout, counted from `start_s`.
             ProtocolError: the BS refuses.
         """
-        while True:
-            left_s = self._client.timeout_s - (self._clock.time() - start_s)
-            try:
-                packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
-            except LinkTimeout:
-                if left_s <= wait_s:
-                    raise
-                return None
-            if isinstance(packet.message, Fault):
-                raise ProtocolError(f"the BS refuses: {packet.message.reason}")
-            if not isinstance(packet.message, Opened):
-                return packet
+        left_s = self._client.timeout_s - (self._clock.time() - start_s)
+        try:
+            packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
+        except LinkTimeout:
+            if left_s <= wait_s:
+                raise
+            return None
+        if isinstance(packet.message, Fault):
+            raise ProtocolError(f"the BS refuses: {packet.message.reason}")
+        if isinstance(packet.message, Opened):
             self.opened_bytes, self._opening = self.opened_bytes + packet.size_bytes, False
+            return Packet(packet.message, {}, 0)
+        return packet
 
     async def _reopen(self, message: Resync | Busy, round_: int, start_s: float) -> None:
         """Open the session again after the BS has lost or refused it; after a refused draft, only wait."""

@@ -17,11 +17,11 @@ from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.protocols import protocol
-from testbed.protocols.codec import Packet
-from testbed.protocols.messages import MOST_JOINING, Draft, Fault, Open, Opened, Verdict
+from testbed.protocols.codec import AnyArray, Packet
+from testbed.protocols.messages import MOST_JOINING, Draft, Fault, Message, Open, Opened, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import together
-from testbed.ue.client import Mailbox
+from testbed.ue.client import Client, Mailbox
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
@@ -198,6 +198,26 @@ async def test_tokens_that_were_lost_do_not_stop_a_stream(
         found = await asyncio.wait_for(real(address), 30)
     assert dropped
     assert found.token_ids == own(PROMPT, 100, errors)
+
+
+async def test_a_stream_whose_opening_was_lost_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting as long as for a first token, which may take its time."""
+    monkeypatch.setattr("testbed.ue.exchange.SILENCE_S", 1000.0)
+    monkeypatch.setattr("testbed.ue.exchange.RESEND_S", 0.3)
+    send, opened = Client.send, list[Message]()
+
+    async def lose(ue: Client, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+        if isinstance(message, Open):
+            opened.append(message)
+            if len(opened) < 3:
+                return 0
+        return await send(ue, message, arrays)
+
+    monkeypatch.setattr(Client, "send", lose)
+    async with station(CopyingEngine(0.0)) as (_, address):
+        found = await asyncio.wait_for(real(address), 30)
+    assert len(opened) >= 3
+    assert found.token_ids == own(PROMPT, 100, 0.0)
 
 
 @settings(max_examples=30, deadline=None)

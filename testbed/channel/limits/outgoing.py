@@ -6,6 +6,7 @@ See `limits.connections`. Which of the process's connections is that of the sock
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket as sockets
 import sys
@@ -19,6 +20,8 @@ from testbed.channel.limits.sockets import FAMILIES, received_by
 
 CHECK_S = 0.1
 """Interval between checks: twice that of a BS, which has many peers."""
+NUMBERS = itertools.count()
+"""Of monitors: libzmq may still hold the address of one that was closed."""
 EVENTS = int(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
 
 
@@ -38,7 +41,7 @@ class OutgoingConnection:
         self._taken = False
         self._check_s = 0.0
         """Time of the next check."""
-        address = f"inproc://connection-{id(self)}"
+        address = f"inproc://connection-{next(NUMBERS)}"
         socket.monitor(address, EVENTS)
         self._monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
         self._monitor.set(zmq.RCVHWM, 0)  # otherwise libzmq's thread waits until its notices are read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.channel.frames import MOST_FRAMES, OTHER_BYTES
-from testbed.channel.link import ANSWER_BYTES, ZmqLink, new_identity
+from testbed.channel.link import ANSWER_BYTES, FIRST_PAUSE_S, ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.errors import LinkError
 from testbed.protocols.codec import encode
@@ -84,6 +85,26 @@ async def test_of_a_message_of_many_frames_the_rest_is_not_read(frames: int) -> 
             await link.recv(WAIT_S)
         assert time.thread_time() - begun_s < 0.1
         assert (await link.recv(WAIT_S)).frames == [END[2:]]
+
+
+async def test_a_peer_that_goes_on_breaking_a_bound_is_connected_to_ever_more_rarely() -> None:
+    """Each connection costs a socket: a station on standby kept its UE busy with 175 of them a second."""
+    connections, many = list[float](), frame(b"", more=True) * MOST_FRAMES + END
+
+    def serve(connected: socket.socket, number: int) -> None:
+        connections.append(time.monotonic())
+        connected.sendall(END + many if number == 4 else many)
+
+    with listening(serve) as address, ue(address) as link:
+        for number in range(6):
+            if number == 4:
+                await link.send([b"lost: it is not connected yet"])
+                assert (await link.recv(WAIT_S)).frames == [END[2:]]
+            with pytest.raises(LinkError, match=f"a message of more than {MOST_FRAMES} frames"):
+                await link.recv(WAIT_S)
+            assert link._pause_s == FIRST_PAUSE_S * 2 ** (number % 4)
+    between = [later - earlier for earlier, later in itertools.pairwise(connections)]
+    assert all(seconds >= FIRST_PAUSE_S * 2 ** (n % 4) for n, seconds in enumerate(between))
 
 
 async def test_a_message_that_ends_before_it_was_cut_off_is_refused_for_its_size() -> None:
