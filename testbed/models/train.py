@@ -7,6 +7,7 @@ with AdamW.
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -207,5 +208,16 @@ def _save(
     state = {
         "identity": identity, "net": net.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step,
     }  # fmt: skip
+    save_whole(state, checkpoint)
+
+
+def save_whole(state: dict[str, Any], checkpoint: Path) -> None:
+    """Write a training, in one step.
+
+    Raises:
+        TestbedError: the file cannot be written; the old one is kept.
+    """
+    content = io.BytesIO()  # PyTorch's own writer reports a full disk as an internal error
+    torch.save(state, content)
     with whole_file(checkpoint) as part:
-        torch.save(state, part)
+        part.write_bytes(content.getbuffer())

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from testbed.errors import BadInput
-from testbed.files import whole_file
 from testbed.models.distill.lesson import UNKNOWN, Lesson
+from testbed.models.train import save_whole
 
 POOL = 8
 """Number of batches whose rows are sorted by length together, to limit padding."""
@@ -180,8 +180,7 @@ def save_state(state: TrainingState, plan: TrainingPlan, checkpoint: Path) -> No
         "plan": asdict(plan), "model": state.model.state_dict(), "optimizer": state.optimizer.state_dict(),
         "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "looks": [tuple(x) for x in state.looks],
     }  # fmt: skip
-    with whole_file(checkpoint) as part:
-        torch.save(content, part)
+    save_whole(content, checkpoint)
 
 
 def restore(state: TrainingState, plan: TrainingPlan, checkpoint: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from testbed.errors import BadInput
+from testbed.errors import BadInput, TestbedError
 from testbed.models.distill.lesson import UNKNOWN, Lesson
 from testbed.models.distill.student import StudentShape, make_student
 from testbed.models.distill.train import (
@@ -125,6 +126,22 @@ def test_training_that_was_interrupted_ends_with_the_same_weights(
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])
     assert whole.tokens == resumed.tokens
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_old_one_stays(
+    random_models: dict[str, Path], tmp_path: Path
+) -> None:
+    state, checkpoint = trained(random_models["llama"], until=1), tmp_path / "training.pt"
+    save_state(state, PLAN, checkpoint)
+    before = checkpoint.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(TestbedError, match=f"cannot write {checkpoint}: File too large"):
+            save_state(state, PLAN, checkpoint)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert checkpoint.read_bytes() == before
 
 
 def test_checkpoints_of_others_and_damaged_ones_are_refused(random_models: dict[str, Path], tmp_path: Path) -> None:
