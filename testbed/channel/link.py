@@ -20,6 +20,7 @@ from testbed.channel.access import check_address
 from testbed.channel.frames import OTHER_BYTES, Frames, answer, parts
 from testbed.channel.keys import ClientKeys
 from testbed.channel.limits.outgoing import OutgoingConnection
+from testbed.channel.limits.sockets import trim
 from testbed.channel.readiness import Readiness
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
@@ -31,6 +32,8 @@ SLOWEST_BPS = 1e5
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
 """Time from a connection that was closed because the peer broke a bound to the next one: doubled each time, until a
 message within the bounds has come."""
+TRIM_S = 1.0
+"""Time from the end of a connection that was cut to the request to return its memory to the system."""
 MAX_MESSAGE_BYTES, ANSWER_BYTES = 65 * 2**20, 2**22
 """Largest frame, and largest one to a UE: a distribution has two bytes for each id."""
 LOG = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ class ZmqLink:
         self._cuts = 0
         """Number of connections that were closed because the peer broke a bound."""
         self._pause_s, self._paused = 0.0, False
+        self._trimming: asyncio.TimerHandle | None = None
         try:
             self._open()
         except zmq.ZMQError as exc:
@@ -177,6 +181,9 @@ class ZmqLink:
             LOG.warning("%s: connection closed (%d so far): %s", self.address, self._cuts, excess)
         self._shut()
         self._open()
+        if self._trimming is not None:
+            self._trimming.cancel()
+        self._trimming = asyncio.get_running_loop().call_later(TRIM_S, trim)
         raise LinkError(f"{self.address} sent {excess}")
 
     def _shut(self) -> None:

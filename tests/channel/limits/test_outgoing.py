@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,25 @@ async def test_a_message_without_an_end_is_cut_off(body: bytes, first: bytes, ca
         assert MOST_BYTES < pouring.sent / pouring.connections < 5 * MOST_BYTES
         closed = [line for line in caplog.messages if "connection closed" in line]
         assert [line.count(address) for line in closed] == [1, 1, 1]  # the first, second and fourth
+
+
+def memory_mb() -> float:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def test_the_memory_of_a_message_that_was_cut_off_is_returned_to_the_system() -> None:
+    with listening(Pouring(frame(b"", more=True) * 2**15)) as address, ue(address) as link:
+        before_mb = memory_mb()
+        with pytest.raises(LinkError, match="sent an unfinished message of more than"):
+            await link.recv(WAIT_S)
+        assert memory_mb() > before_mb + 100
+        assert (await link.recv(WAIT_S)).frames == [END[2:]]
+        until_s = time.monotonic() + WAIT_S
+        while memory_mb() > before_mb + 50 and time.monotonic() < until_s:
+            await asyncio.sleep(0.1)
+        assert memory_mb() <= before_mb + 50
 
 
 @pytest.mark.parametrize("frames", [MOST_FRAMES + 1, 300_000])
