@@ -214,7 +214,7 @@ def accept_block(
         chance = share
         if position + 1 < len(window):
             left = float(np.maximum(share * target(position + 1) - q(position + 1), 0.0).sum())
-            chance = left / (left + 1 - share) if left > 0 else 0.0
+            chance = left / (left + (1 - share)) if left > 0 else 0.0
         if accepted(position) < chance:
             stays, kept = position + 1, share
         yield

@@ -218,3 +218,13 @@ def test_a_base_station_refuses_it_elsewhere(kind: str) -> None:
     message = Open(session=1, protocol=kind, threshold=0.0, hidden_size=64, max_tokens=3, block=True)
     with pytest.raises(ProtocolError, match=f"{kind} has no block verification"):
         intake.open(b"ue", message, {"ids": np.array([1], np.int32)})
+
+
+def test_distributions_that_differ_by_rounding_errors_alone_are_accepted() -> None:
+    """What is left of the target's distribution, 1e-17, vanishes beside 1."""
+    q = np.array([0.1, 0.9])
+    p = np.array([np.nextafter(0.1, 1), 0.9])
+    assert 0 < np.maximum(p - q, 0.0).sum() < 1e-16
+    targets = [q, p, q]
+    stays, _ = whole(accept_block([1, 0], lambda i: q, targets.__getitem__, lambda i: 0.999))
+    assert stays == 2
