@@ -6,8 +6,8 @@ An installed package adds a scheduler by an entry point in the group `testbed.sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.scheduling.slo import REPAIRED, Rules, Slo
@@ -41,6 +41,8 @@ class SchedulerSetting:
     """δ of Algorithm 1; None: from the waiting requests."""
     committed: str = "geometric"
     """Estimate of a round's tokens."""
+    worths: Mapping[bytes, float] = field(default_factory=dict)
+    """Worth of a token of each UE, relative to others; may change between passes. UEs that it lacks: 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class SchedulerEntry:
     """Whether it plans by pass times, so that the base station estimates them."""
     admits: bool = False
     """Whether it keeps token-speed guarantees, so that sessions are refused that would break them."""
+    weighs: bool = False
+    """Whether it orders requests by utility, and takes `SchedulerSetting.worths`."""
     options: tuple[str, ...] = ()
     """Fields of `ServeConfig` that are for it: schedulers that do not name them refuse them."""
 
@@ -73,6 +77,7 @@ def _slo(setting: SchedulerSetting) -> Scheduler:
         rules=setting.rules,
         guard_s=setting.guard_s,
         committed=setting.committed,
+        worths=setting.worths,
     )
 
 
@@ -90,6 +95,7 @@ SCHEDULERS = Registry(
         make=_slo,
         needs_coefficients=True,
         admits=True,
+        weighs=True,
         options=("coefficients",),
     ),
     of=SchedulerEntry,

@@ -14,8 +14,8 @@ deadline of the next one. With `Pending.ahead_s` = 0, each round stands alone, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from testbed.bs.pending import PIECE, Pending
@@ -87,7 +87,8 @@ class TimedRequest(NamedTuple):
     lst_s: float
     """Latest start time d − T̂({i}): eq. 17 without δ, which is the same for all."""
     utility: float
-    """Expected tokens per second of pass time (eq. 16), by the time that the request adds to a pass."""
+    """Expected tokens per second of pass time (eq. 16), by the time that the request adds to a pass, times their
+    worth."""
     late: bool
     """Whether its deadline can no longer be met, even alone and now."""
     share_s: float
@@ -148,6 +149,8 @@ class Slo(Scheduler):
     arrive during the pass wait less. None: prompts are never cut."""
     cuts: bool = False
     """Whether `learn` sets `hold_s`."""
+    worths: Mapping[bytes, float] = field(default_factory=dict)
+    """Worth of a token of each UE, relative to others, by which utilities are multiplied; UEs that it lacks: 1."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -223,16 +226,10 @@ class Slo(Scheduler):
         share_s = times.share_s(new, cached)
         deadline_s = self.deadline_s(item, tokens)
         alone_s = times.c + share_s
+        utility = self.worths.get(item.ue, 1.0) * tokens / share_s if share_s > 0 else math.inf
+        late = now_s + alone_s > deadline_s
         return TimedRequest(
-            item,
-            item.request.session,
-            deadline_s,
-            deadline_s - alone_s,
-            tokens / share_s if share_s > 0 else math.inf,
-            now_s + alone_s > deadline_s,
-            share_s,
-            new,
-            cached + new,
+            item, item.request.session, deadline_s, deadline_s - alone_s, utility, late, share_s, new, cached + new
         )
 
     def _pass_guard_s(self, entries: Sequence[TimedRequest]) -> float:

@@ -160,6 +160,7 @@ class CellControl(Config, frozen=True):
 
     windows: Literal["fixed", "joint"] = "fixed"
     weights: Literal["fixed", "joint"] = "fixed"
+    order: Literal["fixed", "joint"] = "fixed"
     protocol: Literal["fixed"] = "fixed"
     objective: Annotated[str, option("What is maximised: goodput, of promises that are kept, or fair.")] = "goodput"
     every_ms: Annotated[
@@ -179,7 +180,7 @@ class CellControl(Config, frozen=True):
     @property
     def decides(self) -> bool:
         """Whether anything is decided while serving."""
-        return "joint" in (self.windows, self.weights)
+        return "joint" in (self.windows, self.weights, self.order)
 
 
 class CellConfig(Config, frozen=True):
@@ -229,6 +230,10 @@ class CellConfig(Config, frozen=True):
         followed = [group for group in self.ues if WINDOW_RULES[group.window_rule].hinted and group.method.drafts]
         if self.control.windows == "joint" and not followed:
             raise BadInput("no UE follows the windows of control.windows: give a group `window_rule: hinted`")
+        if self.control.order == "joint" and not SCHEDULERS.choose(self.bs.scheduler).weighs:
+            raise BadInput(
+                f"control.order weighs utilities: bs.scheduler {self.bs.scheduler} does not order by them; take slo"
+            )
 
 
 def radio_ues(config: CellConfig) -> list[RadioUe]:

@@ -131,7 +131,9 @@ class _Cell:
         bs, groups = self._config.bs, self._config.ues
         planned = SCHEDULERS.choose(bs.scheduler).needs_coefficients
         known = pass_coefficients(profile.verify) if planned else None
-        setting = SchedulerSetting(bs.max_batch, 10**9, known, kv_tokens=bs.kv_tokens, cuts=True)
+        setting = SchedulerSetting(
+            bs.max_batch, 10**9, known, kv_tokens=bs.kv_tokens, cuts=True, worths=self._hints.worths
+        )
         cache = PrefixCache(bs.kv_tokens, tail=True)
         lenient = any(group.judge_keeps for group in groups)
         return self._deployment.base_station(

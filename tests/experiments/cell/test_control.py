@@ -11,7 +11,7 @@ import pytest
 from testbed.channel.cost import Sizes
 from testbed.channel.radio.config import ConstantSource, RadioConfig
 from testbed.errors import BadInput
-from testbed.experiments.cell.config import CellConfig, CellControl, UeGroup
+from testbed.experiments.cell.config import CellBs, CellConfig, CellControl, UeGroup
 from testbed.experiments.cell.control.modes import round_mode
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
@@ -103,6 +103,7 @@ def test_without_control_nothing_is_decided() -> None:
         (CellControl(weights="joint"), "round-robin", "radio.scheduler round-robin ignores"),
         (CellControl(), "joint", "radio.scheduler joint needs"),
         (CellControl(windows="joint"), "edf", "window_rule: hinted"),
+        (CellControl(order="joint"), "edf", "bs.scheduler fcfs does not order by them"),
     ],
 )
 def test_controls_that_nothing_follows_are_refused(control: CellControl, scheduler: str, message: str) -> None:
@@ -113,6 +114,18 @@ def test_controls_that_nothing_follows_are_refused(control: CellControl, schedul
 def test_unknown_objectives_are_refused() -> None:
     with pytest.raises(BadInput, match="goodput, fair"):
         CellControl(objective="speed")
+
+
+def test_under_fairness_the_order_of_batches_favours_tokens_of_slow_ues() -> None:
+    """A pass has room for two requests of eight: the utility of eq. 16 prefers UEs with long accepted windows."""
+    apt, poor = (group(n, count=8, alpha=a, protocol="greedy", window=4) for n, a in (("apt", 0.9), ("poor", 0.5)))
+    found = {}
+    for order, objective in (("fixed", "fair"), ("joint", "fair"), ("joint", "goodput")):
+        control = CellControl(order=order, objective=objective)
+        config = cell(apt, poor, control=control, bandwidth_hz=1e8, bs=CellBs(scheduler="slo", max_batch=2))
+        found[order, objective] = [rows(config)[name]["goodput_tps"] for name in ("apt", "poor")]
+    assert found["joint", "fair"][1] > 1.05 * found["fixed", "fair"][1]
+    assert found["joint", "goodput"] == found["fixed", "fair"]  # all tokens are worth the same: Algorithm 1
 
 
 def test_decided_weights_move_bandwidth_to_weak_channels_under_fairness() -> None:

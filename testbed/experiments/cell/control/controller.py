@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from testbed.bs.scheduling.averages import Mean
 from testbed.bs.scheduling.window_hints import MEASURED
 from testbed.channel.cost import Sizes
@@ -31,6 +33,8 @@ MARGIN = 1.1
 PASSES_S = 1.0
 """Memory of what is measured of the verifier."""
 LEAST_JOINS = 0.01
+LEAST_WORTH = 1e-9
+"""Worth of a token that costs more energy than it is worth, for the order of batches."""
 OWN_SIZES = Sizes(hidden_size=1)
 """Sizes of messages where a profile has none."""
 
@@ -44,7 +48,8 @@ class _Counts(NamedTuple):
 
 
 class JointController:
-    """Decides radio weights and windows together, every `every_ms` and when responses begin or end.
+    """Decides radio weights, windows and the order of batches together, every `every_ms` and when responses begin or
+    end.
 
     Args:
         members: the group of each UE of the cell, by number.
@@ -162,3 +167,8 @@ class JointController:
                 if ue.window not in (None, window):
                     self._tallies[number].switched()
                 ue.window = window
+        if self._config.control.order == "joint":
+            worths = np.maximum(decision.worths, LEAST_WORTH)
+            names = (ue_name(number) for number, _ in active)
+            self._hints.worths.clear()  # whoever has had no round yet counts as the mean
+            self._hints.worths.update(zip(names, (worths / worths.mean()).tolist(), strict=True))

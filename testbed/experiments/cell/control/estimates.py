@@ -76,11 +76,13 @@ class JointHints:
     Attributes:
         changed: called when a response begins or ends.
         ues: estimates by identity.
+        worths: worth of a token of each UE for the order of the batch, by identity.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.ues: dict[bytes, UeEstimates] = {}
+        self.worths: dict[bytes, float] = {}
 
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
         """See `WindowHints.hint`."""
