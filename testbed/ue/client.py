@@ -181,9 +181,9 @@ class Client:
         if self._reader is None or self._reader.done():
             error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
             raise LinkError("the connection is closed") from error
+        if timeout_s <= 0:  # also where messages never cease
+            raise LinkTimeout(f"the BS gave no answer to this request within {self.timeout_s:g} s")
         try:
-            if timeout_s <= 0:  # also where messages never cease
-                raise asyncio.TimeoutError
             packet = await self._mail[session].get(timeout_s)
         except asyncio.TimeoutError as exc:
             silence_s = self._note_silence(timeout_s)

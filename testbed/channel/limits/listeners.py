@@ -22,13 +22,14 @@ class Listeners:
         """Keep the socket that listens at a `tcp://` address, once it is bound."""
         if not address.startswith("tcp://") or not watchable():
             return
-        port, duplicates = int(address.rpartition(":")[2]), Duplicates()
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        wanted, duplicates = (host.strip("[]"), int(port)), Duplicates()
         known = {os.fstat(descriptor).st_ino for descriptor in self._kept.values()}
         for descriptor in descriptors():
             with duplicates.of(descriptor) as opened:
                 if opened is None or opened.family not in FAMILIES or not listens(opened):
                     continue
-                if opened.getsockname()[1] == port and os.fstat(opened.fileno()).st_ino not in known:
+                if opened.getsockname()[:2] == wanted and os.fstat(opened.fileno()).st_ino not in known:
                     self._kept[address] = os.dup(opened.fileno())
                     break
         duplicates.close()

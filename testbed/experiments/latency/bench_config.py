@@ -32,7 +32,7 @@ class BenchConfig(Config, frozen=True):
         tuple[float, ...],
         option("Request rates of Poisson arrivals; inf sends all requests at once.", unit="requests/s", panel="Load"),
     ] = (1.0, 2.0, 4.0)
-    requests: Annotated[int, option("Requests at each rate.", least=2)] = 40
+    requests: Annotated[int, option("Requests at each rate.", least=2, most=10**6)] = 40
     max_concurrency: Annotated[int, option("Requests decoded concurrently, at most; others wait.", least=1)] = 16
     goodput: Annotated[
         tuple[str, ...],

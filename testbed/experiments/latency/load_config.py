@@ -35,7 +35,7 @@ class LoadConfig(VirtualLoadConfig, frozen=True, kw_only=True):
         ),
     ] = None
     rates: Annotated[int, option("Loads between one request at a time and the ceiling.", least=1, panel="Load")] = 9
-    requests: Annotated[int, option("Requests per load and repeat.", least=5)] = 60
+    requests: Annotated[int, option("Requests per load and repeat.", least=5, most=10**6)] = 60
     repeats: Annotated[
         int,
         option(

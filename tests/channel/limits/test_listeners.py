@@ -86,6 +86,26 @@ async def test_nobody_else_gets_the_port_of_a_socket_that_is_opened_anew() -> No
     assert len(os.listdir(DESCRIPTORS)) <= first
 
 
+async def test_of_two_addresses_with_the_same_port_each_is_kept() -> None:
+    """That of another socket of this process, too, which listened before."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.3", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        bs = ZmqServerLink(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.2:{port}")
+        try:
+            for _ in range(3):
+                await bs._renew("test")
+            for address in bs.addresses:
+                link = ZmqLink(address, new_identity())
+                try:
+                    assert await answered(bs, link)
+                finally:
+                    link.close()
+        finally:
+            bs.close()
+
+
 async def test_an_address_that_cannot_be_bound_again_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
