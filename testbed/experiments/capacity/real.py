@@ -32,7 +32,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.prepare import predictor_directory
-from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy, stop_all
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy, start, stop_all
 from testbed.intervals import independent_seed
 from testbed.options import replaced
 from testbed.ue.windows.base import MAX_WINDOW, WindowRule
@@ -274,12 +274,12 @@ def _reports(orders: Sequence[UeOrder], directory: Path) -> list[Report]:
     context.set_forkserver_preload([run_ue.__module__])
     paths = [directory / f"{order.number}.json" for order in orders]
     processes = [
-        context.Process(target=run_ue, args=(order, path), daemon=True)
+        context.Process(target=run_ue, name=f"UE {order.number}", args=(order, path), daemon=True)
         for order, path in zip(orders, paths, strict=True)
     ]
     try:
         for process in processes:
-            process.start()
+            start(process)
         end_s = orders[0].stop_s + STOPPING_S
         while (alive := [p.sentinel for p in processes if p.is_alive()]) and time.monotonic() < end_s:
             wait(alive, WATCH_S)

@@ -27,7 +27,7 @@ from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import CellRun, Told, direction_slots, untold
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
-from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in, stop_all
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in, start, stop_all
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_REAL_UES = 64
@@ -123,7 +123,7 @@ def _run_processes(
     members = [group for group in config.ues for _ in range(group.count)]
     ours, theirs = context.Pipe()
     radio = context.Process(target=run_radio, name="the radio", args=(config, target, theirs), daemon=True)
-    radio.start()
+    start(radio)
     theirs.close()  # so that its end is noticed
     processes: list[BaseProcess] = [radio]
     try:
@@ -136,7 +136,7 @@ def _run_processes(
             order = CellUeOrder(config, number, addresses[number], radio_s, start_s)
             arguments = (order, path, meeting.theirs.get(number))
             processes.append(context.Process(target=run_ue, name=f"UE {number}", args=arguments, daemon=True))
-            processes[-1].start()
+            start(processes[-1])
         meeting.begin()
         ours.send(start_s)
         end_s = start_s + config.seconds + STOPPING_S

@@ -244,6 +244,18 @@ def stop(process: subprocess.Popen[str]) -> None:
             process.wait(STOP_S)
 
 
+def start(process: BaseProcess) -> None:
+    """Start a process of `multiprocessing`.
+
+    Raises:
+        TestbedError: the server that forks processes was killed meanwhile.
+    """
+    try:
+        process.start()
+    except EOFError as exc:  # which a command line would take for the end of its input
+        raise TestbedError(f"the process of {process.name} ended before it had started") from exc
+
+
 def stop_all(processes: Sequence[BaseProcess]) -> None:
     """Ask processes of `multiprocessing` to end, and kill those that have not within `STOP_S`: one that is stopped by
     SIGSTOP takes no other signal, and Python would wait for it at its exit. They are closed, which ends those of which

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,11 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
-from testbed.experiments.runs.processes import command, environment
+from testbed.errors import TestbedError
+from testbed.experiments.runs.processes import command, environment, start, stop_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
@@ -70,3 +73,19 @@ def test_a_run_needs_no_resource_tracker(tmp_path: Path) -> None:
         os.kill(_child(run.pid, "multiprocessing.resource_tracker") or 0, signal.SIGKILL)
         _, said = run.communicate(timeout=60)
     assert (run.returncode, said) == (0, "")
+
+
+def test_a_process_whose_server_is_killed_as_it_starts_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the server's answer was taken for Ctrl-C."""
+    told = forkserver.read_signed
+
+    def killed(end: int) -> int:
+        told(end)
+        raise EOFError("unexpected EOF")
+
+    process = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(0.0,), name="UE 2")
+    with monkeypatch.context() as patch:
+        patch.setattr(forkserver, "read_signed", killed)
+        with pytest.raises(TestbedError, match="the process of UE 2 ended before it had started"):
+            start(process)
+    stop_all([process])
