@@ -63,27 +63,30 @@ class WindowDrafter:
         Raises:
             BadInput: the drafter refuses the prompt.
         """
+        begun_s = self._pace.begin()
         if self._sequence is None:
             self._sequence = self._open()
             self._indexed = self._sequence if isinstance(self._sequence, IndexedSequence) else None
         for token in committed[self._sequence.length + self._ahead :].tolist():
             self._sequence.commit(self._ahead, token)
             self._ahead = 0
-        await self._opened(len(committed) - self._known)
+        await self._opened(begun_s, len(committed) - self._known)
         self._known = len(committed)
 
-    async def _opened(self, count: int, drafted: int = 0, before: int = 0) -> None:
+    async def _opened(self, begun_s: float, count: int, drafted: int = 0, before: int = 0) -> None:
         """Wait for the passes over `count` committed and `drafted` new tokens, or, of an index, for those it needed.
 
         Args:
+            begun_s: time at which they began (`Pace.begin`).
             before: tokens drafted ahead before those.
         """
         if self._indexed is not None:
             count, drafted = self._indexed.passes()
         if count:
-            await self._pace.opened(count)
+            await self._pace.opened(count, begun_s)
+            begun_s = self._pace.begin()
         if drafted:
-            await self._pace.drafted(drafted, self._known, before)
+            await self._pace.drafted(drafted, self._known, begun_s, before)
 
     def _open(self) -> DraftSequence:
         if self._choose is None:
@@ -98,10 +101,11 @@ class WindowDrafter:
         if self._sampler:
             self._sampler.begin(number)
         tokens: list[DraftToken] = []
+        begun_s = self._pace.begin()
         while self._wants(tokens, room, ends):
             assert self._sequence is not None
             tokens.append(self._sequence.draft_one())
-        await self._opened(0, len(tokens))
+        await self._opened(begun_s, 0, len(tokens))
         return self._window(tokens)
 
     def _wants(self, tokens: list[DraftToken], room: int, ends: Set[int]) -> bool:
@@ -147,9 +151,10 @@ class WindowDrafter:
 
     async def _draft_one_ahead(self) -> DraftToken:
         assert self._sequence is not None
+        begun_s = self._pace.begin()
         token = self._sequence.draft_one()
         self.drafted_ahead += 1
-        await self._opened(0, 1, self.drafted_ahead - 1)
+        await self._opened(begun_s, 0, 1, self.drafted_ahead - 1)
         for _ in range(TURNS):
             await asyncio.sleep(0)
         return token

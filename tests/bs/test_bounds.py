@@ -97,10 +97,13 @@ async def test_a_ue_that_thinks_for_longer_loses_nothing() -> None:
     class Thinking:
         """Drafts no faster than sessions expire."""
 
-        async def opened(self, prompt: int) -> None:
+        def begin(self) -> float:
+            return 0.0
+
+        async def opened(self, prompt: int, begun_s: float) -> None:
             return
 
-        async def drafted(self, tokens: int, prefix: int, before: int = 0) -> None:
+        async def drafted(self, tokens: int, prefix: int, begun_s: float, before: int = 0) -> None:
             await asyncio.sleep(0.25)
 
     async with station(sessions=SessionTable(idle_s=0.1)) as (bs, address), client(address) as ue:

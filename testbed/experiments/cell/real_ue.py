@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.proxy import precise_loop
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state
@@ -96,7 +97,8 @@ def run_ue(order: CellUeOrder, path: Path, together: Connection | None = None) -
         together: asks before each request, for all UEs that send together; None: requests are independent.
     """
     as_child()
-    report = asyncio.run(_decode(order, together))
+    with contextlib.closing(precise_loop()) as loop:
+        report = loop.run_until_complete(_decode(order, together))
     with whole_file(path) as part:
         part.write_bytes(msgspec.json.encode(report))
 

@@ -16,6 +16,7 @@ from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import DraftCost, PassWork, Profile
 from testbed.optim.draft_window.controller import DEFAULT as WINDOWS
 from testbed.optim.draft_window.controller import WindowConfig
+from testbed.ue.pace import lasted
 
 T = TypeVar("T")
 
@@ -44,18 +45,22 @@ class ProfilePace:
         hot = self._profile.hot
         return hot.draft if hot and self._clock.time() - self._ended_s < hot.within_s else self._profile.draft
 
-    async def opened(self, prompt_len: int) -> None:
+    def begin(self) -> float:
+        """See `Pace.begin`."""
+        return self._clock.time()
+
+    async def opened(self, prompt_len: int, begun_s: float) -> None:
         """Prefilling the prompt."""
-        await self._clock.sleep(self._factor * self._draft().prefill_s(prompt_len))
+        await lasted(self._clock, self._factor * self._draft().prefill_s(prompt_len), begun_s)
         self._ended_s = self._clock.time()
 
-    async def drafted(self, count: int, base_len: int, before: int = 0) -> None:
+    async def drafted(self, count: int, base_len: int, begun_s: float, before: int = 0) -> None:
         """Drafting a window, or more of it."""
         draft = self._draft()
         seconds = draft.window_s(before + count + self._ahead, base_len)
         if before:
             seconds -= draft.window_s(before + self._ahead, base_len)
-        await self._clock.sleep(self._factor * seconds)
+        await lasted(self._clock, self._factor * seconds, begun_s)
         self._ended_s = self._clock.time()
 
 

@@ -66,14 +66,14 @@ class ModelAhead:
         """Draft a token; returns whether there are tokens that continue the committed ones."""
         try:
             await self._follow()
-            start_s = self._clock.time()
+            start_s, begun_s = self._clock.time(), self._pace.begin()
             assert self._sequence is not None
             self._drafted.append(self._sequence.draft_one())
         except ModelError:
             self.full = True
             return True
         self._count += 1
-        await self._pace.drafted(1, self._paid, len(self._drafted) - 1)
+        await self._pace.drafted(1, self._paid, begun_s, len(self._drafted) - 1)
         seconds = self._clock.time() - start_s
         self._seconds += seconds
         self._unsent_s += seconds
@@ -100,22 +100,24 @@ class ModelAhead:
 
     async def _follow(self) -> None:
         """Roll the sequence back to the committed tokens, unless its drafted tokens agree with them and go beyond."""
+        begun_s = self._pace.begin()
         if self._sequence is None:
             text, self._pending = [*self._prompt, *self._pending], []
             drafter, choose = self._drafter, self._choose
             self._sequence = drafter.open(text) if choose is None else drafter.open(text, choose=choose)
-            await self._opened(len(text))
+            await self._opened(len(text), begun_s)
         while len(self._pending) > len(self._drafted) or not self._right:
+            begun_s = self._pace.begin()
             pending, drafted = self._pending, [token.id for token in self._drafted]
             same = next(i for i, token in enumerate(pending) if drafted[i : i + 1] != [token])
             self._sequence.commit(same, pending[same])
             for token in pending[same + 1 :]:
                 self._sequence.commit(0, token)
             self._pending, self._drafted, self._right = [], [], True
-            await self._opened(len(pending) - same - 1)
+            await self._opened(len(pending) - same - 1, begun_s)
 
-    async def _opened(self, count: int) -> None:
+    async def _opened(self, count: int, begun_s: float) -> None:
         assert self._sequence is not None
         self._paid = self._sequence.length
         if count:
-            await self._pace.opened(count)
+            await self._pace.opened(count, begun_s)
