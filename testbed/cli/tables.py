@@ -218,11 +218,12 @@ def print_held() -> None:
 
 
 def _cell(value: Any, form: str) -> str:
-    if value is None:
-        return NOTHING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}" if form == "{}" and isinstance(value, float) else form.format(value)
+    if value is None or isinstance(value, bool):
+        return NOTHING if value is None else "yes" if value else "no"
+    try:
+        return f"{value:.4g}" if form == "{}" and isinstance(value, float) else form.format(value)
+    except (ValueError, TypeError):  # another type, in damaged results
+        return str(value)
 
 
 def _naming(lines: Sequence[Sequence[str]]) -> int:

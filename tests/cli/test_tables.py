@@ -215,3 +215,9 @@ def test_a_table_that_is_not_shown_on_a_terminal_is_not_divided(capsys: pytest.C
     rows = [{"method": "x" * 300, **{key: 500 for key in COLUMNS if key != "method"}} for _ in range(2)]
     print_rows(rows, None, COLUMNS)
     assert capsys.readouterr().out.count("method") == 1
+
+
+def test_a_value_of_another_type_than_its_columns_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Damaged results ended a report with a traceback."""
+    print_rows([{"requests": "many"}, {"requests": [1]}, {"requests": 3}], None, {"requests": ("requests", "{:d}")})
+    assert {"many", "[1]", "3"} <= set(capsys.readouterr().out.split())

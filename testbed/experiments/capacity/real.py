@@ -31,8 +31,9 @@ from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.results.csv_file import write_csv
+from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.prepare import predictor_directory
-from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy, start, stop_all
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
 from testbed.intervals import independent_seed
 from testbed.options import replaced
 from testbed.ue.windows.base import MAX_WINDOW, WindowRule

@@ -27,7 +27,8 @@ from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import CellRun, Told, direction_slots, untold
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
-from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in, start, stop_all
+from testbed.experiments.runs.forked import start, stop_all
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_REAL_UES = 64

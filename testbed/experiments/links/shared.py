@@ -17,7 +17,7 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import EngineError
-from testbed.experiments.runs.processes import stop_all
+from testbed.experiments.runs.forked import stop_all
 from testbed.process.interrupts import as_child
 
 HOST = "127.0.0.1"

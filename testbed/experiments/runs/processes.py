@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -242,37 +241,6 @@ def stop(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_S)
-
-
-def start(process: BaseProcess) -> None:
-    """Start a process of `multiprocessing`.
-
-    Raises:
-        TestbedError: the server that forks processes was killed meanwhile.
-    """
-    try:
-        process.start()
-    except EOFError as exc:  # which a command line would take for the end of its input
-        raise TestbedError(f"the process of {process.name} ended before it had started") from exc
-
-
-def stop_all(processes: Sequence[BaseProcess]) -> None:
-    """Ask processes of `multiprocessing` to end, and kill those that have not within `STOP_S`: one that is stopped by
-    SIGSTOP takes no other signal, and Python would wait for it at its exit. They are closed, which ends those of which
-    nothing is known any more, since the server that forked them was killed.
-    """
-    running = [process for process in processes if process.is_alive()]
-    for process in running:
-        process.terminate()
-    until_s = time.monotonic() + STOP_S
-    for process in running:
-        process.join(max(0.0, until_s - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join(STOP_S)
-    for process in processes:
-        with contextlib.suppress(ValueError):  # still running
-            process.close()
 
 
 async def stop_group(process: asyncio.subprocess.Process) -> None:

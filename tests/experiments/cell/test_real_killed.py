@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import TestbedError
-from testbed.experiments.runs.processes import command, environment, start, stop_all
+from testbed.experiments.runs.forked import start, stop_all
+from testbed.experiments.runs.processes import command, environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
@@ -89,3 +90,18 @@ def test_a_process_whose_server_is_killed_as_it_starts_has_ended(monkeypatch: py
         with pytest.raises(TestbedError, match="the process of UE 2 ended before it had started"):
             start(process)
     stop_all([process])
+
+
+def test_a_run_ends_though_the_process_that_forked_its_ues_is_stopped(tmp_path: Path) -> None:
+    """It waited for each UE in turn, and for ever at its exit."""
+    with _cell_run(tmp_path) as run:
+        server = _child(run.pid, "multiprocessing.forkserver")
+        assert server is not None
+        os.kill(server, signal.SIGSTOP)
+        run.send_signal(signal.SIGTERM)
+        _, said = run.communicate(timeout=60)
+        until_s = time.monotonic() + 10
+        while Path(f"/proc/{server}").exists():  # until its new parent has noticed
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+    assert (run.returncode, said) == (128 + signal.SIGTERM, "")

@@ -1,0 +1,60 @@
+"""Processes of `multiprocessing`: started and stopped, whatever becomes of the server that forks them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from testbed.errors import TestbedError
+from testbed.experiments.runs.processes import STOP_S
+
+
+def start(process: BaseProcess) -> None:
+    """Start a process.
+
+    Raises:
+        TestbedError: the server that forks processes was killed meanwhile.
+    """
+    try:
+        process.start()
+    except EOFError as exc:  # which a command line would take for the end of its input
+        raise TestbedError(f"the process of {process.name} ended before it had started") from exc
+
+
+def stop_all(processes: Sequence[BaseProcess]) -> None:
+    """Ask processes to end, and kill those that have not within `STOP_S`: one that is stopped by SIGSTOP takes no other
+    signal, and Python would wait for it at its exit. If the server that forked them is stopped, and cannot tell of
+    their end, it is killed. They are closed, which ends those of which nothing is known any more, since that server was
+    killed.
+    """
+    running = [process for process in processes if process.is_alive()]
+    for process in running:
+        process.terminate()
+    until_s = time.monotonic() + STOP_S
+    for process in running:
+        process.join(max(0.0, until_s - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join(STOP_S)
+            _kill_server(process)
+    for process in processes:
+        with contextlib.suppress(ValueError):  # still running
+            process.close()
+
+
+def _kill_server(process: BaseProcess) -> None:
+    """Kill the server that forked a process, if that process does not end (Linux)."""
+    with contextlib.suppress(OSError):
+        if process.is_alive() and _parent(server := _parent(process.pid)) == os.getpid():
+            os.kill(server, signal.SIGKILL)
+            process.join(STOP_S)
+
+
+def _parent(pid: int | None) -> int:
+    """Number of the parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
