@@ -7,7 +7,6 @@ the last solution. For the choices that come out, the shares are then divided ex
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -141,6 +140,8 @@ class _Search:
         self.menu = _Menu(rounds.table, self.gain, columns, rounds.allowed, columns == self.present[:, None])
         self.promises = objective.promises and bool(rounds.promise.any())
         self._log_price = 0.0
+        self._near: float | None = None
+        """The last price; None: there is none yet."""
         self._half = WIDE
 
     # ------------------------------------------------------------ prices
@@ -195,7 +196,6 @@ class _Search:
             return [self._respond(choices, None)[:2]]
         sides: dict[bool, tuple[float, IntArray, Bools]] = {}
 
-        @functools.cache
         def used(log_price: float) -> float:
             columns, kept, total = self._respond(choices, log_price)
             before = sides.get(total > 1)
@@ -205,6 +205,7 @@ class _Search:
 
         low, high = self._log_price - self._half, self._log_price + self._half
         self._log_price, self._half = log_root(used, low, high, PRECISION, STEPS), NARROW
+        self._near = self._log_price
         return [(columns, kept) for _, columns, kept in sides.values()]
 
     def _respond(self, choices: _Choices, log_price: float | None) -> tuple[IntArray, Bools, float]:
@@ -246,7 +247,7 @@ class _Search:
             while (lower := np.where(kept, needed, self.least)).sum() > 1:
                 kept = kept.copy()
                 kept[np.where(kept, needed / np.maximum(gain, 1e-12), -np.inf).argmax()] = False
-            shares = divide(self.objective, self._counted(gain, kept), fixed_s, air_s, lower)
+            shares = divide(self.objective, self._counted(gain, kept), fixed_s, air_s, lower, self._near)
         times = times_s(fixed_s, air_s, shares)
         worth = self.objective.worths(gain, chosen.tokens, times, rounds.promise)
         score = np.where(columns == self.present, self.objective.favoured(worth, self.stay), worth)

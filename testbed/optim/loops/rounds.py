@@ -20,6 +20,7 @@ With window 0 the BS decodes alone: every pass yields a token, so that E = 1, p 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ class RoundChoices:
         given = np.arange(self.modes) < np.array([len(ue.modes) for ue in ues])[:, None]
         self.allowed = (given[:, :, None] & fits[:, None, :]).reshape(len(ues), -1)
         columns = [(ue.activity, ue.joins, ue.speed_tps or 0.0) for ue in ues]
-        self.activity, joins, self.promise = np.array(columns, np.float64).T.copy()
+        self.activity, joins, self.promise = _rows(columns).T.copy()
         self.table = self._table(cell, joins, window.astype(np.float64))
         self.base_s = cell.passes.c
 
@@ -77,12 +78,12 @@ class RoundChoices:
         ues, times, count = cell.ues, cell.passes, self.modes
         modes = [(*ue.modes, *[ue.modes[0]] * (count - len(ue.modes))) for ue in ues]
         flat = [mode for each in modes for mode in each]
-        values = np.array([mode[2:] for mode in flat]).reshape(len(ues), count, -1)
+        values = _rows([mode[2:] for mode in flat]).reshape(len(ues), count, -1)
         token, fixed, asked, asked_bits, _, risk = (values[:, :, at, None] for at in range(values.shape[2]))
         drafts = window > 0
         alpha = _by_position([mode.acceptance for mode in flat], self.width).reshape(len(ues), count, -1)
         known = [(u.backlog_bits, u.draft_s, u.link_s, u.rate_bps, u.cached, u.draft_j, u.bit_j) for u in ues]
-        columns = np.array(known, np.float64).T[:, :, None, None]
+        columns = _rows(known).T[:, :, None, None]
         backlog, draft_s, link_s, rate, cached, draft_j, bit_j = columns
         bits = (backlog + fixed) * drafts + window * (token + asked * asked_bits)
         trips = (2 - (1 - asked) ** window) * drafts
@@ -127,9 +128,14 @@ def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:
     return found
 
 
+def _rows(rows: Sequence[Sequence[float]]) -> Array:
+    """Rows of the same length as an array: in half the time that numpy takes for nested sequences."""
+    return np.fromiter(chain.from_iterable(rows), np.float64).reshape(len(rows), -1)
+
+
 def _by_position(acceptance: Sequence[tuple[float, ...]], width: int) -> Array:
     """[len(acceptance), width] rates of the positions from 1 on, behind a 1 for window 0."""
     most = max(map(len, acceptance))
-    known = np.array([rates + rates[-1:] * (most - len(rates)) for rates in acceptance])
+    known = _rows([rates + rates[-1:] * (most - len(rates)) for rates in acceptance])
     positions = np.minimum(np.arange(width - 1), most - 1)
     return np.hstack([np.ones((len(known), 1)), known[:, positions]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ LEAST = 0.05
 """Least radio weight of a UE, relative to equal weights, so that nobody starves."""
 RANGE = 24.0
 """Half-width of the bracket of the price's logarithm."""
+NEAR = 1.25
+"""Half-width of a bracket that is tried first."""
 PRECISION = 1e-7
 """Largest error of the price's logarithm."""
 
@@ -25,7 +28,9 @@ def least_shares(activity: Array) -> Array:
     return found
 
 
-def divide(objective: Objective, gain: Array, fixed_s: Array, air_s: Array, lower: Array) -> Array:
+def divide(
+    objective: Objective, gain: Array, fixed_s: Array, air_s: Array, lower: Array, near: float | None = None
+) -> Array:
     """[n] shares z with Σ z = 1 that maximise Σ worth(a + k/z) subject to z ≥ `lower`: the root of their sum over λ.
 
     Args:
@@ -33,6 +38,7 @@ def divide(objective: Objective, gain: Array, fixed_s: Array, air_s: Array, lowe
         fixed_s: [n] a.
         air_s: [n] k.
         lower: [n], Σ at most 1.
+        near: logarithm of a price that is probably within `NEAR` of the root; None: unknown.
     """
 
     def shares(log_price: float) -> Array:
@@ -40,7 +46,14 @@ def divide(objective: Objective, gain: Array, fixed_s: Array, air_s: Array, lowe
         found: Array = np.minimum(np.maximum(wanted, lower), 1.0)
         return found
 
-    found: Array = shares(log_root(lambda log_price: float(shares(log_price).sum()), -RANGE, RANGE, PRECISION))
+    @functools.cache
+    def total(log_price: float) -> float:
+        return float(shares(log_price).sum())
+
+    low, high = (-RANGE, RANGE) if near is None else (near - NEAR, near + NEAR)
+    if not total(low) > 1 > total(high):
+        low, high = -RANGE, RANGE
+    found: Array = shares(log_root(total, low, high, PRECISION))
     spare = np.maximum(found - lower, 0.0)
     left = 1 - lower.sum()
     if not spare.any():
@@ -54,6 +67,7 @@ def log_root(total: Callable[[float], float], low: float, high: float, precision
     Args:
         most: evaluations; if they do not suffice, the last approximation is returned.
     """
+    total = functools.cache(total)
     if total(low) <= 1:
         return low
     if total(high) >= 1:
