@@ -113,12 +113,15 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
 
 
 def need_hidden(session: Session, round_: Round, now_s: float) -> list[bytes | memoryview] | None:
-    """The encoded request for the hidden states of a round's candidates; None: its protocol sends none on request.
+    """The encoded request for the hidden states of a round's candidates; None: its protocol sends none on request, or
+    they came with the window.
 
     Args:
         now_s: time on the server's clock, from which the UE is waited for.
     """
-    if not (positions := session.protocol.asks_for(round_.candidates()) if session.protocol else []):
+    if session.protocol is None or round_.window.hidden is not None:
+        return None
+    if not (positions := session.protocol.asks_for(round_.candidates())):
         return None
     round_.asked_s = now_s
     ask = NeedHidden(session=session.key[1], round=round_.number, count=len(positions))

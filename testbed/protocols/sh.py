@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.channel.cost import Payload, Sizes, selective_hidden
-from testbed.protocols.base import Drafted, RoundProtocol, hidden_arrays
+from testbed.protocols.base import Drafted, RoundProtocol, Window, hidden_arrays
 from testbed.protocols.codec import AnyArray
+from testbed.protocols.fh import FullHidden
+from testbed.protocols.quantise import FULL_BITS
+
+FH = FullHidden()
 
 
 class SelectiveHidden(RoundProtocol):
@@ -23,6 +27,12 @@ class SelectiveHidden(RoundProtocol):
         return hidden_arrays(drafted.hidden[list(positions)], drafted.hidden_bits)
 
     # ------------------------------------------------------------ BS side
+
+    def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
+        """Ids alone, or a window of FH: its hidden states are then not requested."""
+        if "hidden" in arrays:
+            return FH.window(arrays, hidden_size, hidden_bits)
+        return super().window(arrays, hidden_size, hidden_bits)
 
     def asks_for(self, candidates: Sequence[int]) -> Sequence[int]:
         """All candidates: each may be judged, since those before it may be kept."""

@@ -116,9 +116,15 @@ def test_windows_that_are_right() -> None:
         window = protocol(kind).window({"ids": IDS}, 3)
         assert window.ids.tolist() == [5, 6]
         assert window.hidden is None
-    window = protocol("fh").window({"hidden": HIDDEN, "ids": IDS}, 3)
-    assert window.hidden is not None
-    assert window.hidden.tolist() == [[1, 1, 1], [1, 1, 1]]
+    for kind in ("fh", "sh"):
+        window = protocol(kind).window({"hidden": HIDDEN, "ids": IDS}, 3)
+        assert window.hidden is not None
+        assert window.hidden.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_greedy_windows_have_no_hidden_states() -> None:
+    with pytest.raises(ProtocolError, match="expected the arrays ids; got hidden, ids"):
+        protocol("greedy").window({"ids": IDS, "hidden": HIDDEN}, 3)
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sh"])
@@ -126,7 +132,6 @@ def test_windows_that_are_right() -> None:
     ("arrays", "reason"),
     [
         ({}, "expected the arrays ids; got none"),
-        ({"ids": IDS, "hidden": HIDDEN}, "expected the arrays ids; got hidden, ids"),
         ({"tokens": IDS}, "got tokens"),
         ({"ids": IDS.astype(np.float32)}, "not float32"),
         ({"ids": IDS.astype(np.uint8)}, "not uint8"),
@@ -139,10 +144,15 @@ def test_windows_of_ids_that_are_not(kind: str, arrays: dict[str, AnyArray], rea
         protocol(kind).window(arrays, 3)
 
 
+def test_fh_needs_hidden_states() -> None:
+    with pytest.raises(ProtocolError, match="expected the arrays ids, hidden; got ids"):
+        protocol("fh").window({"ids": IDS}, 3)
+
+
+@pytest.mark.parametrize("kind", ["fh", "sh"])
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"ids": IDS}, "expected the arrays ids, hidden; got ids"),
         ({"hidden": HIDDEN}, "got hidden"),
         ({"ids": IDS, "hidden": HIDDEN, "more": IDS}, "got hidden, ids, more"),
         ({"ids": IDS, "hidden": HIDDEN[:1]}, r"f2 \[2, 3\], not float16 \[1, 3\]"),
@@ -154,9 +164,9 @@ def test_windows_of_ids_that_are_not(kind: str, arrays: dict[str, AnyArray], rea
         ({"ids": IDS, "hidden": spoiled(float("-inf"))}, "finite"),
     ],
 )
-def test_windows_with_hidden_states_that_are_not(arrays: dict[str, AnyArray], reason: str) -> None:
+def test_windows_with_hidden_states_that_are_not(kind: str, arrays: dict[str, AnyArray], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        protocol("fh").window(arrays, 3)
+        protocol(kind).window(arrays, 3)
 
 
 def test_answers_for_hidden_states_are_held_to_the_same() -> None:
