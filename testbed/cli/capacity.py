@@ -151,7 +151,8 @@ def _study(
 
 def _real(given: Given, loads: tuple[int, ...], more: list[str], out: Path) -> dict[str, Any]:
     """Runs of processes."""
-    from testbed.experiments.capacity.real import RealConfig, study
+    from testbed.experiments.capacity.real import study
+    from testbed.experiments.capacity.real_config import RealConfig
 
     values = given.values
     if unknown := [name for name in values if name not in RealConfig.__struct_fields__]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from testbed.errors import BadInput
-from testbed.experiments.capacity.real import RealConfig, study
+from testbed.experiments.capacity.real import study
+from testbed.experiments.capacity.real_config import RealConfig
 from testbed.options import replaced
 
 CONFIG = RealConfig(
@@ -41,6 +42,17 @@ def test_a_load_of_processes_is_lossless_and_not_run_twice(tmp_path: Path) -> No
     assert study(CONFIG, out, told.append)["rows"] == rows and not told
     with pytest.raises(BadInput, match="holds another study"):
         study(RealConfig(ues=(2,)), out, told.append)
+
+
+def test_each_ue_has_its_own_share_of_the_uplink(tmp_path: Path) -> None:
+    """The first UE, of 5 %, takes several times as long; over equal links both would be equally fast."""
+    shares = tmp_path / "shares.json"
+    shares.write_text(json.dumps({"bandwidth": [0.05, 0.95]}))
+    values = {"systems": ("fcfs-cache",), "ues": (2,), "prompts": 8, "horizon_s": 6.0}
+    config = replaced(CONFIG, {**values, "channel": f"kind=proxy,uplink_mbps=0.1,shares={shares}"})
+    (row,) = study(config, tmp_path / "study", lambda _: None)["rows"]
+    assert row["lossless"]
+    assert row["speeds_tps"]["2"] > 2 * row["speeds_tps"]["1"], row
 
 
 @pytest.mark.long

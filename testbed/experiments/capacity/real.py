@@ -12,21 +12,22 @@ import itertools
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerEntry
-from testbed.channel.spec import ChannelSpec
-from testbed.config import Config, ServeConfig, resolved
-from testbed.errors import BadInput, EngineError
+from testbed.config import ServeConfig, resolved
+from testbed.errors import EngineError
 from testbed.experiments.capacity.config import dealt
 from testbed.experiments.capacity.pooled import pooled
+from testbed.experiments.capacity.real_config import RealConfig, real_system
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import Report, UeOrder, run_ue
+from testbed.experiments.deployment.links import radio_section
+from testbed.experiments.links.shared import shared_radio
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
@@ -36,128 +37,14 @@ from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
 from testbed.intervals import independent_seed
 from testbed.options import replaced
-from testbed.ue.windows.base import MAX_WINDOW, WindowRule
-from testbed.ue.windows.fixed import FIXED
-from testbed.ue.windows.gain import GAIN
-from testbed.ue.windows.predicted import BEFORE
 
-
-class RealSystem(NamedTuple):
-    """A serving system of real processes."""
-
-    order: SchedulerEntry
-    rule: WindowRule | None
-    """Window rule of the UEs; None: the target decodes alone."""
-    prefix_cache: bool = True
-    window: int | None = None
-    """K of fixed windows; None: the configuration's."""
-
-
-FCFS, SLO = SCHEDULERS["fcfs"], SCHEDULERS["slo"]
-SYSTEMS = {
-    "wisp": RealSystem(SLO, BEFORE),
-    "wisp-gain": RealSystem(SLO, GAIN),
-    "wisp-fixed": RealSystem(SLO, FIXED),
-    "fcfs-cache": RealSystem(FCFS, FIXED),
-    "fcfs-predicted": RealSystem(FCFS, BEFORE),
-    "fcfs-gain": RealSystem(FCFS, GAIN),
-    "sled": RealSystem(FCFS, FIXED, prefix_cache=False),
-    "centralized": RealSystem(FCFS, None),
-}
-"""Systems by name; `fixed-K` is `fcfs-cache` with K tokens."""
 CALIBRATED_BY = "fcfs-cache"
 LEAD_S = 2.0
 """Time between the start of UE processes and their first requests, and the addition for each process."""
 EACH_S = 0.15
-MOST_UES = 64
 STOPPING_S = 60.0
 
 Told = Callable[[str], None]
-
-
-class RealConfig(Config, frozen=True, kw_only=True):
-    """What `testbed capacity --real` does.
-
-    Raises:
-        BadInput: values that cannot be.
-    """
-
-    systems: tuple[str, ...] = ("wisp", "fcfs-cache", "sled", "centralized")
-    ues: tuple[int, ...] = (16,)
-    """Processes at once, one load each."""
-    mix: dict[float, int] = msgspec.field(default_factory=lambda: {2.0: 1, 4.0: 1, 6.0: 1, 8.0: 1})
-    """Shares of UEs by speed, in units of `speed_scale` tokens a second."""
-    speed_scale: float | None = None
-    """None: the guarantees add up to `load` of what fcfs-cache carries at this number of UEs, measured first."""
-    load: float = 0.6
-    """That of the virtual mix of 130 UEs, whose guarantees add up to 650 tokens/s; fcfs-cache carries 1090 there."""
-    epsilon: float = 0.05
-    repeats: int = 1
-    seed: int = 0
-    warmup_s: float = 4.0
-    horizon_s: float = 20.0
-    """Responses that begin within it, after the warm-up, are judged."""
-    tail_s: float = 3.0
-    """The load goes on for so long after it."""
-    draft_tps: float = 500.0
-    """Tokens a second of a UE's drafter."""
-    rtt_ms: float = 0.0
-    """Round-trip time of a link through the proxy; 0: loopback only."""
-    window: int = 5
-    """K of fixed windows, and K_max of all other rules."""
-    predictor: str | None = None
-    """Directory; None: the bundled one."""
-    max_batch: int = 2
-    """Requests of a pass."""
-    coefficients: str | None = None
-    """Coefficients of scheduler slo: see `bs serve --coefficients`; None: the BS measures them."""
-    admission: bool = False
-    """Whether scheduler slo refuses UEs: a comparison at one load serves all of them."""
-    prompts: int = 400
-    """Recorded; they are dealt out to the UEs, each once before any comes again."""
-    dataset: str = "bundled:test"
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        for name in self.systems:
-            real_system(name)
-        if not self.systems or len(set(self.systems)) < len(self.systems):
-            raise BadInput("give one system or more, each once")
-        if not self.ues or not all(1 <= n <= MOST_UES for n in self.ues):
-            raise BadInput(f"UE processes: 1 to {MOST_UES}, not {', '.join(map(str, self.ues))}")
-        if not self.mix or any(speed <= 0 or share < 1 for speed, share in self.mix.items()):
-            raise BadInput("a mix has positive speeds, each with a share of 1 or more")
-        for name in ("speed_scale", "load", "horizon_s", "draft_tps"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise BadInput(f"{name.replace('_', '-')} must be positive, not {value:g}")
-        for name, low, high in (
-            ("epsilon", 0, 1), ("warmup_s", 0, 1e4), ("tail_s", 0, 1e4), ("rtt_ms", 0, 1e4), ("repeats", 1, 1000),
-            ("seed", 0, 2**31), ("window", 1, MAX_WINDOW), ("max_batch", 1, 4096),
-            ("prompts", max(self.ues), 10**6), ("max_tokens", 1, 10**6),
-        ):  # fmt: skip
-            if not low <= getattr(self, name) <= high:
-                raise BadInput(f"{name.replace('_', '-')} must lie in [{low:g}, {high:g}], not {getattr(self, name):g}")
-
-    @property
-    def depth(self) -> int:
-        """Longest window of any system."""
-        return max(real_system(name).window or self.window for name in self.systems)
-
-
-def real_system(system: str) -> RealSystem:
-    """The system of that name.
-
-    Raises:
-        BadInput: an unknown system.
-    """
-    kind, dash, size = system.partition("-")
-    if kind == FIXED.kind and dash:
-        if not size.isdecimal() or not 1 <= int(size) <= MAX_WINDOW:
-            raise BadInput(f"fixed-K has a window K in 1..{MAX_WINDOW}, not {size!r}")
-        return RealSystem(FCFS, FIXED, window=int(size))
-    if system not in SYSTEMS:
-        raise BadInput(f"unknown system {system!r}; known: {', '.join(SYSTEMS)}, fixed-K")
-    return SYSTEMS[system]
 
 
 def study(config: RealConfig, out: Path, told: Told) -> dict[str, Any]:
@@ -224,15 +111,26 @@ def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path)
         TestbedError: a process died.
     """
     with contextlib.ExitStack() as stack:
-        address = stack.enter_context(base_station(_serving(config, system)))["bind"]
-        if config.rtt_ms > 0:
-            link = ChannelSpec(kind="proxy", rtt_ms=config.rtt_ms)
-            address = stack.enter_context(proxy(link, address))["listen"]
+        bs = stack.enter_context(base_station(_serving(config, system)))["bind"]
+        addresses = stack.enter_context(_links(config, ues, bs))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         start_s = time.monotonic() + LEAD_S + EACH_S * ues
-        reports = _reports(_orders(config, system, ues, seed, address, drafts, start_s), directory)
+        reports = _reports(_orders(config, system, seed, addresses, drafts, start_s), directory)
     from_s = start_s + config.warmup_s
     return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s)
+
+
+@contextlib.contextmanager
+def _links(config: RealConfig, ues: int, bs: str) -> Iterator[Sequence[str]]:
+    """The addresses at which the UEs reach the BS, each over its own link."""
+    if config.radio is not None:
+        with shared_radio(radio_section(config.radio), ues, bs, config.weights) as cell:
+            yield cell.listens
+    elif config.link.kind == "none":
+        yield [bs] * ues
+    else:
+        with proxy(config.link, bs) as ready:
+            yield ready["listens"][:ues] if config.link.shares else [ready["listen"]] * ues
 
 
 def _serving(config: RealConfig, system: str) -> ServeConfig:
@@ -249,14 +147,16 @@ def _serving(config: RealConfig, system: str) -> ServeConfig:
 
 
 def _orders(
-    config: RealConfig, system: str, ues: int, seed: int, address: str, drafts: Path, start_s: float
+    config: RealConfig, system: str, seed: int, addresses: Sequence[str], drafts: Path, start_s: float
 ) -> list[UeOrder]:
+    """Orders of UEs, one for each address."""
+    ues = len(addresses)
     chosen = real_system(system)
     needs = chosen.rule is not None and chosen.rule.predictor
     own = independent_seed(seed, ues)  # each load draws its own prompts and starts, the same for all systems
     return [
         UeOrder(
-            number=number, ues=ues, address=address, recording=str(drafts),
+            number=number, ues=ues, address=addresses[number], recording=str(drafts),
             rule=chosen.rule and chosen.rule.kind,
             window=chosen.window or config.window,
             predictor=str(predictor_directory(config.predictor)) if needs else None,

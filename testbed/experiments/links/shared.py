@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -34,8 +34,13 @@ class SharedRadio(NamedTuple):
 
 
 @contextlib.contextmanager
-def shared_radio(radio: RadioConfig, ues: int, target: str) -> Iterator[SharedRadio]:
+def shared_radio(
+    radio: RadioConfig, ues: int, target: str, weights: Sequence[float] | None = None
+) -> Iterator[SharedRadio]:
     """Relay between `ues` UEs and a base station at `target` over one cell.
+
+    Args:
+        weights: of the UEs, for the radio's scheduler `weights`; None: equal.
 
     Raises:
         BadInput: channels that cannot be computed, or an invalid address.
@@ -44,7 +49,9 @@ def shared_radio(radio: RadioConfig, ues: int, target: str) -> Iterator[SharedRa
     radio.air(_members(ues))  # raises here, rather than in the process
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_relay, args=(radio, ues, endpoint(target), theirs), daemon=True)
+    process = context.Process(
+        target=_relay, args=(radio, list(weights or [1.0] * ues)[:ues], endpoint(target), theirs), daemon=True
+    )
     process.start()
     theirs.close()  # so that its end is noticed
     try:
@@ -65,22 +72,22 @@ def _members(ues: int) -> list[RadioUe]:
     return [RadioUe(0)] * ues
 
 
-def _relay(radio: RadioConfig, ues: int, target: tuple[str, int], line: Connection) -> None:
+def _relay(radio: RadioConfig, weights: Sequence[float], target: tuple[str, int], line: Connection) -> None:
     """Tell addresses and origin, and relay until the other end of the line is closed."""
     as_child()
-    precise_loop().run_until_complete(_serve(radio, ues, target, line))
+    precise_loop().run_until_complete(_serve(radio, weights, target, line))
 
 
-async def _serve(radio: RadioConfig, ues: int, target: tuple[str, int], line: Connection) -> None:
+async def _serve(radio: RadioConfig, weights: Sequence[float], target: tuple[str, int], line: Connection) -> None:
     loop = asyncio.get_running_loop()
-    cell = RadioCell(radio, radio.air(_members(ues)))
+    cell = RadioCell(radio, radio.air(_members(len(weights))))
     origin_s = loop.time()
     cell.granted(True)  # its first slot begins now
 
     def ports(ue: int, connection: int) -> tuple[Carrier, Carrier]:
-        return cell.port(ue, True), cell.port(ue, False)
+        return cell.port(ue, True, weights[ue]), cell.port(ue, False, weights[ue])
 
-    proxies = [Proxy(target, partial(ports, ue)) for ue in range(ues)]
+    proxies = [Proxy(target, partial(ports, ue)) for ue in range(len(weights))]
     listens = [f"tcp://{HOST}:{await proxy.start(HOST, 0)}" for proxy in proxies]
     line.send((tuple(listens), origin_s))
     with contextlib.suppress(EOFError, OSError):

@@ -12,7 +12,8 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.cli.capacity import combined
 from testbed.errors import BadInput
 from testbed.experiments.capacity.pooled import pooled
-from testbed.experiments.capacity.real import RealConfig, _orders, _serving, real_system
+from testbed.experiments.capacity.real import _orders, _serving
+from testbed.experiments.capacity.real_config import RealConfig, real_system
 from testbed.experiments.capacity.real_tally import tally
 from testbed.experiments.capacity.real_ue import Report, Response, UeRound
 from testbed.experiments.capacity.tally import ClassCount
@@ -32,9 +33,21 @@ from testbed.ue.windows.fixed import FIXED
         ({"draft_tps": 0.0}, "positive"),
         ({"prompts": 3}, "prompts"),
         ({"max_batch": 0}, "max-batch"),
+        ({"channel": "kind=virtual,rtt_ms=40"}, "--real takes kind=none"),
+        ({"channel": "kind=proxy,colour=red"}, "bad channel"),
+        ({"channel": "kind=proxy,uplink_mbps=1,shares=SHARES"}, "shares for 2 UEs, fewer than the 16"),
+        ({"channel": "kind=proxy,uplink_mbps=1", "radio": "CELL"}, "not both"),
+        ({"shares": "SHARES"}, "need a radio"),
+        ({"radio": "CELL", "shares": "SHARES"}, "radio.scheduler"),
     ],
 )
-def test_what_cannot_be_is_refused(values: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_refused(values: dict[str, Any], says: str, tmp_path: Path) -> None:
+    shares, cell = tmp_path / "shares.json", tmp_path / "cell.yaml"
+    shares.write_text('{"bandwidth": [0.25, 0.75]}')
+    cell.write_text("radio: {scheduler: round-robin}")
+    for name in ("channel", "radio", "shares"):
+        if name in values:
+            values = {**values, name: values[name].replace("SHARES", str(shares)).replace("CELL", str(cell))}
     with pytest.raises(BadInput, match=says):
         RealConfig(**values)
 
@@ -53,7 +66,7 @@ def test_systems_differ_in_what_they_are_named_for() -> None:
     assert not _serving(config, "sled").prefix_cache and _serving(config, "wisp").prefix_cache
     assert _serving(config, "wisp").coefficients and not _serving(config, "fcfs-cache").coefficients
     orders = {
-        name: _orders(config, name, 4, 7, "tcp://x", Path("d"), 100.0) for name in ("wisp", "sled", "centralized")
+        name: _orders(config, name, 7, ["tcp://x"] * 4, Path("d"), 100.0) for name in ("wisp", "sled", "centralized")
     }
     assert {one.promised for one in orders["wisp"]} == {True} and {one.promised for one in orders["sled"]} == {False}
     assert orders["wisp"][0].window == orders["sled"][0].window == config.window
@@ -62,7 +75,7 @@ def test_systems_differ_in_what_they_are_named_for() -> None:
     for name, given in orders.items():
         assert sorted(one.speed_tps for one in given) == [2.0, 4.0, 6.0, 8.0], name
         assert all(one.seed == orders["wisp"][0].seed and one.stop_s == 100 + 4 + 20 + 3 for one in given)
-    assert _orders(config, "wisp", 8, 7, "tcp://x", Path("d"), 100.0)[0].seed != orders["wisp"][0].seed
+    assert _orders(config, "wisp", 7, ["tcp://x"] * 8, Path("d"), 100.0)[0].seed != orders["wisp"][0].seed
 
 
 def reply(end_s: float, **values: Any) -> UeRound:

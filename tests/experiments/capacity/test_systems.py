@@ -13,7 +13,7 @@ from testbed.config import resolved
 from testbed.errors import BadInput
 from testbed.experiments.capacity.config import CapacityConfig, hardware, speeds, spread
 from testbed.experiments.capacity.paper import ESTIMATES, SENSITIVITY, SWITCHES, TABLE_2
-from testbed.experiments.capacity.real import RealConfig
+from testbed.experiments.capacity.real_config import RealConfig
 from testbed.experiments.capacity.systems import SYSTEMS
 from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.options import replaced
