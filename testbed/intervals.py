@@ -13,7 +13,7 @@ Every table and every check that compares goes through this module, so that one 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
@@ -235,6 +235,15 @@ class Bootstrap:
         """Mean of the first column minus mean of the second."""
         drawn = (self._drawn_of(first) - self._drawn_of(second)) / self._drawn[:, -1]
         return self._interval((self._of(first) - self._of(second)) / self.n, drawn)
+
+    def computed(self, formula: Callable[[Callable[[str], Reals]], Reals]) -> Interval:
+        """A function of the columns' sums.
+
+        Args:
+            formula: takes a function that returns a column's sum, or its resampled sums, by name.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._interval(np.float64(formula(lambda name: np.asarray(self._of(name)))), formula(self._drawn_of))
 
     def _of(self, name: str) -> np.float64:
         return self._sums[self._index[name]]  # type: ignore[no-any-return]

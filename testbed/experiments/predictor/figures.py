@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.experiments.predictor.traces import Traces
 from testbed.experiments.results.directory import write_text
+from testbed.intervals import Bootstrap, Interval
 from testbed.ue.windows.predictor import FEATURES
 
 DRAFT_TPS = 50.0
@@ -22,12 +24,13 @@ Table = tuple[tuple[str, ...], list[Sequence[float | str]]]
 
 
 def write_figures(traces: Traces, out: Path) -> list[Path]:
-    """Write `fig1`, `fig2` and `fig3` as `.csv` and `.png` into `out`; returns the paths.
+    """Write `fig1`, `fig2` and `fig3` as `.csv` and `.png`, and `correlations.csv`, into `out`; returns the paths.
 
     Raises:
         BadInput: matplotlib is missing, or the directory is not writable.
     """
     tables = {"fig1": waste_table(traces), "fig2": acceptance_table(traces), "fig3": correlation_table(traces)}
+    tables["correlations"] = interval_table(traces)
     figures = {"fig1": _waste(tables["fig1"]), "fig2": _acceptance(tables["fig2"]), "fig3": _matrix(tables["fig3"])}
     paths = []
     try:
@@ -35,8 +38,10 @@ def write_figures(traces: Traces, out: Path) -> list[Path]:
         for name, (header, rows) in tables.items():
             lines = [",".join(header), *(",".join(map(_cell, row)) for row in rows)]
             write_text(out / f"{name}.csv", "\n".join(lines) + "\n")
-            figures[name].savefig(out / f"{name}.png", dpi=120, bbox_inches="tight")
-            paths += [out / f"{name}.csv", out / f"{name}.png"]
+            paths.append(out / f"{name}.csv")
+            if name in figures:
+                figures[name].savefig(out / f"{name}.png", dpi=120, bbox_inches="tight")
+                paths.append(out / f"{name}.png")
     except OSError as exc:
         raise BadInput(f"cannot write figures into {out}: {exc.strerror or exc}") from exc
     return paths
@@ -61,14 +66,20 @@ def waste_table(traces: Traces) -> Table:
 
 
 def acceptance_table(traces: Traces) -> Table:
-    """Fig. 2: fraction of accepted tokens by statistic, in bins of equal counts (for the position, of equal values)."""
+    """Fig. 2: fraction of accepted tokens by statistic, in bins of equal counts (for the position, of equal values).
+
+    Its 95 % interval is by bootstrap over prompts.
+    """
     rows: list[Sequence[float | str]] = []
     for i, name in enumerate(FEATURES):
         x, accepted = traces.features[:, i].astype(np.float64), traces.accepted
         order = np.argsort(x, kind="stable")
         parts = [order[x[order] == v] for v in np.unique(x)] if name == "position" else np.array_split(order, BINS)
-        rows += [(name, float(x[p].mean()), float(accepted[p].mean()), len(p)) for p in parts if len(p)]
-    return ("statistic", "mean", "acceptance", "tokens"), rows
+        for part in filter(len, parts):
+            inside = np.bincount(part, minlength=len(x))
+            drawn = Bootstrap({"kept": inside * accepted, "all": inside}, groups=traces.prompt).ratio("kept", "all")
+            rows.append((name, float(x[part].mean()), *drawn, len(part)))
+    return ("statistic", "mean", "acceptance", "low", "high", "tokens"), rows
 
 
 def correlation_table(traces: Traces) -> Table:
@@ -79,6 +90,31 @@ def correlation_table(traces: Traces) -> Table:
     matrix = centred.T @ centred / np.where(norms > 0, norms, 1.0) / np.where(norms > 0, norms, 1.0)[:, None]
     names = (*FEATURES, "accepted")
     return ("", *names), [(name, *row) for name, row in zip(names, matrix.tolist(), strict=True)]
+
+
+def interval_table(traces: Traces) -> Table:
+    """Pearson correlations of waste and goodput (Fig. 1), and of each statistic and acceptance (Fig. 3).
+
+    Their 95 % intervals are by bootstrap over prompts.
+    """
+    of_prompts = np.array([[row[2], row[4]] for row in waste_table(traces)[1]], np.float64)
+    rows: list[Sequence[float | str]] = [("wasted_tokens", "goodput_tps", *_correlation(of_prompts))]
+    for i, name in enumerate(FEATURES):
+        pairs = np.column_stack([traces.features[:, i], traces.accepted]).astype(np.float64)
+        rows.append((name, "accepted", *_correlation(pairs, traces.prompt)))
+    return ("first", "second", "r", "low", "high"), rows
+
+
+def _correlation(pairs: NDArray[np.float64], groups: NDArray[np.int32] | None = None) -> Interval:
+    x, y = (pairs - pairs.mean(axis=0)).T
+    columns = {"n": np.ones_like(x), "x": x, "y": y, "xx": x * x, "yy": y * y, "xy": x * y}
+
+    def pearson(of: Callable[[str], NDArray[np.float64]]) -> NDArray[np.float64]:
+        n, x, y = of("n"), of("x"), of("y")
+        found: NDArray[np.float64] = (n * of("xy") - x * y) / np.sqrt((n * of("xx") - x**2) * (n * of("yy") - y**2))
+        return found
+
+    return Bootstrap(columns, groups=groups).computed(pearson)
 
 
 def _figure(**options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,13 @@ from testbed.experiments.predictor.eval import (
     theorem,
     waste,
 )
-from testbed.experiments.predictor.figures import acceptance_table, correlation_table, waste_table, write_figures
+from testbed.experiments.predictor.figures import (
+    acceptance_table,
+    correlation_table,
+    interval_table,
+    waste_table,
+    write_figures,
+)
 from testbed.experiments.predictor.scores import calibration_error, fpr_at_recall, scores_of, threshold_for
 from testbed.experiments.predictor.traces import TraceMeta, TraceStore, joined, split
 from testbed.experiments.predictor.train import TrainConfig, load_families, platt, train
@@ -233,8 +240,9 @@ def test_figures_say_what_the_traces_say(tmp_path: Path) -> None:
     _, rows = acceptance_table(traces)
     for name in FEATURES:
         mine = [row for row in rows if row[0] == name]
-        assert sum(int(row[3]) for row in mine) == len(traces)
-        assert sum(float(row[2]) * int(row[3]) for row in mine) == pytest.approx(traces.accepted.sum())
+        assert sum(int(row[-1]) for row in mine) == len(traces)
+        assert sum(float(row[2]) * int(row[-1]) for row in mine) == pytest.approx(traces.accepted.sum())
+        assert all(float(row[3]) <= float(row[2]) <= float(row[4]) for row in mine)
     header, matrix = correlation_table(traces)
     assert header[-1] == "accepted"
     expected = np.corrcoef(traces.features[:, 0], traces.accepted)[0, 1]
@@ -244,8 +252,25 @@ def test_figures_say_what_the_traces_say(tmp_path: Path) -> None:
     assert sum(float(row[1]) * float(row[2]) for row in of_prompts) == pytest.approx(drafted - traces.accepted.sum())
     assert all(math.isclose(float(row[3]), float(row[2]) / 50) for row in of_prompts)
     paths = write_figures(traces, tmp_path / "figures")
-    assert sorted(p.name for p in paths) == [f"fig{i}.{kind}" for i in (1, 2, 3) for kind in ("csv", "png")]
+    plots = [f"fig{i}.{kind}" for i in (1, 2, 3) for kind in ("csv", "png")]
+    assert sorted(p.name for p in paths) == ["correlations.csv", *plots]
     assert all(p.stat().st_size > 100 for p in paths)
+
+
+def test_correlations_have_intervals_over_prompts() -> None:
+    """Tokens of a prompt are dependent: repeating every token keeps the correlation and its interval."""
+    traces = made_traces(prompts=30)
+    _, rows = interval_table(traces)
+    waste = np.array([[row[2], row[4]] for row in waste_table(traces)[1]], float)
+    assert [row[0] for row in rows] == ["wasted_tokens", *FEATURES]
+    assert float(rows[0][2]) == pytest.approx(np.corrcoef(waste.T)[0, 1])
+    r, low, high = (float(value) for value in rows[1][2:])
+    assert r == pytest.approx(np.corrcoef(traces.features[:, 0], traces.accepted)[0, 1], abs=1e-5)
+    assert low < r < high < low + 0.5
+    twice = replace(
+        traces, **{field.name: np.repeat(getattr(traces, field.name), 2, axis=0) for field in fields(traces)}
+    )
+    assert interval_table(twice)[1][1][2:] == pytest.approx(rows[1][2:])
 
 
 def test_one_predictor_alone_can_be_judged(tmp_path: Path) -> None:
