@@ -19,7 +19,7 @@ from testbed.clock import Clock
 from testbed.errors import BadInput, ProtocolError
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.codec import AnyArray, Packet, decode_uplink, encode
-from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, Hidden, Message, Open, Ping
+from testbed.protocols.messages import Busy, Close, Draft, Fault, Hello, Hidden, Message, Open, Ping, Pong
 
 MOST_WAIT_S = 5.0
 """Longest time for which sessions of a UE whose key was revoked stay open."""
@@ -111,7 +111,7 @@ class Dispatcher:
                 self._closer.forget(left)
             return self._intake.hello(message)
         assert isinstance(message, Ping)
-        return self._intake.ping(message, self._clock.time())
+        return Pong(token=message.token, time_s=self._clock.time())
 
     def _open(self, peer: bytes, packet: Packet[Message], message: Open) -> Message:
         if message.threshold > 0 and (kind := PROTOCOLS.get(message.protocol)) and kind.judged:

@@ -23,8 +23,6 @@ from testbed.protocols.messages import (
     Message,
     Open,
     Opened,
-    Ping,
-    Pong,
     Resync,
     Welcome,
 )  # fmt: skip
@@ -82,10 +80,6 @@ class Intake:
             max_positions=offer.max_positions, weights=offer.weights, judge=offer.judge,
         )  # fmt: skip
 
-    def ping(self, message: Ping, now_s: float) -> Pong:
-        """Answer an RTT handshake; `now_s` is the time on the server's clock."""
-        return Pong(token=message.token, time_s=now_s)
-
     def open(
         self,
         peer: bytes,
@@ -128,6 +122,7 @@ class Intake:
             message.seed, message.speed_tps, message.hidden_bits,
         )  # fmt: skip
         session.hinted, session.alone = message.window, protocol is None or message.alone
+        session.protocol_hints = message.protocol_hints
         session.states, session.risk, session.stream = message.states, message.risk, message.stream
         session.end_ids = () if message.endless else self.offer.end_ids
         return session
@@ -254,13 +249,17 @@ def _again(session: Session, number: int, arrays: dict[str, AnyArray]) -> list[b
 
 
 def _check_choices(message: Open) -> None:
-    """Refuse an unknown protocol, or a size of hidden states' elements that is not offered.
+    """Refuse an unknown protocol, hints of protocols where there is one alone, or a size of hidden states' elements
+    that is not offered.
 
     Raises:
-        ProtocolError: either.
+        ProtocolError: one of them.
     """
-    if message.protocol != TARGET_ONLY and message.protocol not in PROTOCOLS:
+    kind = PROTOCOLS.get(message.protocol)
+    if kind is None and message.protocol != TARGET_ONLY:
         raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
+    if message.protocol_hints and not (kind and kind.beside):
+        raise ProtocolError(f"protocol {message.protocol} has no other one beside it to hint")
     if message.hidden_bits not in HIDDEN_BITS:
         raise ProtocolError(f"hidden_bits must be one of {HIDDEN_BITS}, not {message.hidden_bits}")
 

@@ -45,7 +45,6 @@ class Session:
     """Target-only: length at which to stop."""
     sampling: Sampling = GREEDY
     seed: int = 0
-    """Seed of the random numbers."""
     owed: bool = False
     """Whether the UE drew a token after the committed prefix, which its next window carries."""
     computed: int = 0
@@ -78,7 +77,8 @@ class Session:
     risk: float = 0.0
     """Risk that the response has spent, other base stations included."""
     hinted: int = 0
-    """Largest window that the UE takes as a hint; 0: it wants no hints."""
+    protocol_hints: bool = False
+    """Largest window that the UE takes as a hint, 0: it wants no hints; whether it takes hints of protocols."""
     end_ids: tuple[int, ...] = ()
     """Tokens after which a BS that decodes alone stops."""
     alone: bool = False

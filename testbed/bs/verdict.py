@@ -12,7 +12,7 @@ import numpy as np
 from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.hints import WindowHints
+from testbed.bs.scheduling.hints import Hint, WindowHints
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.sessions import Session
 from testbed.channel.csi import single
@@ -43,8 +43,8 @@ class Verdicts:
             round_.shared_s = session.free_s - round_.arrived_s - round_.verify_s
         now_s = self._clock.time()
         self._commit(session, round_, kept, now_s)
-        window = self._hint(session, round_, kept.accepted)
-        answer = verdict(session, round_, kept, window, now_s)
+        hint = self._hint(session, round_, kept.accepted)
+        answer = verdict(session, round_, kept, hint, now_s)
         self._observer.round(session, round_, answer)
         return answer
 
@@ -70,21 +70,21 @@ class Verdicts:
             session.append(np.array([kept.token], np.int32))
         session.owed, session.current = kept.token is None, None
 
-    def _hint(self, session: Session, round_: Round, accepted: int) -> int:
-        """The window for a session's next round; 0: the target goes on alone."""
+    def _hint(self, session: Session, round_: Round, accepted: int) -> Hint:
+        """The hint for a session's next round; after a window of 0, the target goes on alone."""
         if self._windows is None:
-            return NO_HINT
-        window = self._windows.hint(session, round_, accepted, self._clock.time())
-        if window != NO_HINT:
-            session.alone = window == 0
-        return window
+            return Hint()
+        hint = self._windows.hint(session, round_, accepted, self._clock.time())
+        if hint.window != NO_HINT:
+            session.alone = hint.window == 0
+        return hint
 
 
-def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: float) -> Verdict:
+def verdict(session: Session, round_: Round, kept: Kept, hint: Hint, now_s: float) -> Verdict:
     """The verdict of a judged round.
 
     Args:
-        window: draft-window hint for the next round.
+        hint: for the next round.
         now_s: time on the server's clock.
     """
     assert round_.result is not None
@@ -103,12 +103,13 @@ def verdict(session: Session, round_: Round, kept: Kept, window: int, now_s: flo
         verify_s=single(round_.verify_s),
         judge_s=single(round_.judge_s),
         bs_s=single(now_s - round_.arrived_s - round_.waited_s - round_.shared_s),
-        window=window,
+        window=hint.window,
         kept=sum(position < kept.accepted for position in positions),
         risk=single(session.risk),
         base_len=round_.base_len if session.stream else None,
         draft=round_.draft,
         joined=len(round_.window.ids) if session.stream else 0,
+        protocol=hint.protocol,
     )
 
 

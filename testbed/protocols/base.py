@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -84,6 +84,12 @@ class RoundProtocol:
     """Whether its windows can be verified as a block, by `keep_block`."""
     replaces: ClassVar[bool] = False
     """Whether the UE draws the token after a rejection, by `replace`; then the BS cannot decode on without the UE."""
+    beside: ClassVar[str] = ""
+    """Protocol whose windows its sessions take, too, and which a BS may hint; empty: none."""
+
+    def carried(self, arrays: Collection[str]) -> RoundProtocol:
+        """The protocol of a window with arrays of these names: this one, or the one beside it."""
+        return self
 
     # ------------------------------------------------------------ UE side
 

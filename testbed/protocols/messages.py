@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 13
+VERSION = 14
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -107,12 +107,12 @@ class Open(Message, frozen=True):
     q_top: int = 0
     q_bits: int = 16
     """Ids of an uploaded draft distribution (0: all), and bits of a probability: 16, 8 or 4 (`protocols.quantise`)."""
+    protocol_hints: bool = False
+    """Whether verdicts may hint the protocol of the next window, under protocols with `RoundProtocol.beside`."""
 
 
 class Draft(Message, frozen=True):
-    """One drafted window, possibly empty (K = 0: the verdict brings the target's next token); frames: `ids` i4 [K] and
-    what the protocol adds.
-    """
+    """One drafted window; frames: `ids` i4 [K] and what the protocol adds. K = 0: the verdict brings a token alone."""
 
     session: int
     round: int
@@ -247,6 +247,8 @@ class Verdict(Message, frozen=True):
     """Of a round in a stream: number of the first window of which the pass verified tokens; None: it verified none."""
     joined: int = 0
     """Of a round in a stream: number of drafted tokens that the pass verified, of one window or more."""
+    protocol: str = ""
+    """Protocol of the next window, where the session takes such hints; empty: no change."""
 
 
 class Resync(Message, frozen=True):

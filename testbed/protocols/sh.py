@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from testbed.channel.cost import Payload, Sizes, selective_hidden
 from testbed.protocols.base import Drafted, RoundProtocol, Window, hidden_arrays
@@ -19,6 +19,11 @@ class SelectiveHidden(RoundProtocol):
     kind = "sh"
     about = "ids up, then the hidden states of mismatched tokens on request; the judge decides on them"
     judged = True
+    beside = FH.kind
+
+    def carried(self, arrays: Collection[str]) -> RoundProtocol:
+        """FH where hidden states come with the ids."""
+        return FH if "hidden" in arrays else self
 
     # ------------------------------------------------------------ UE side
 
@@ -30,8 +35,8 @@ class SelectiveHidden(RoundProtocol):
 
     def window(self, arrays: dict[str, AnyArray], hidden_size: int, hidden_bits: int = FULL_BITS) -> Window:
         """Ids alone, or a window of FH: its hidden states are then not requested."""
-        if "hidden" in arrays:
-            return FH.window(arrays, hidden_size, hidden_bits)
+        if (kind := self.carried(arrays)) is not self:
+            return kind.window(arrays, hidden_size, hidden_bits)
         return super().window(arrays, hidden_size, hidden_bits)
 
     def asks_for(self, candidates: Sequence[int]) -> Sequence[int]:

@@ -29,6 +29,7 @@ from testbed.ue.windows.base import Guided, WindowPolicy
 from testbed.ue.windows.lookahead import Lookahead, lookahead_of
 from testbed.ue.windows.stream_choice import StreamChoice
 from testbed.ue.windows.streaming import StreamDrafting, stream_parts
+from testbed.ue.windows.uploads import Uploads
 
 Progress = Callable[[RoundRecord], None]
 
@@ -49,28 +50,16 @@ class DecodingSession:
         stream: windows join the output of a target that does not wait for them, where `stream_parts` has drafters.
         streams: chooses what a model drafts for streams, with "stream" and None; None: models have no streams.
         chooser: chooses lookahead and window of rounds over several requests; None: for this request alone.
+        protocol_hints: whether windows have the protocols that the BS hints: see `Uploads`.
     """
 
     def __init__(
-        self,
-        client: Client,
-        drafter: Drafter,
-        protocol: RoundProtocol,
-        policy: WindowPolicy,
-        threshold: float = 0.0,
-        csi: Callable[[], Csi | None] = lambda: None,
-        pace: Pace = REAL_TIME,
-        choice: str = "",
-        sampling: Sampling = GREEDY,
-        seed: int = 0,
-        hidden_bits: int = FULL_BITS,
-        speed_tps: float | None = None,
-        accept_slower: bool = False,
-        lookahead: Ahead = 0,
-        stream: bool = False,
-        streams: StreamChoice | None = None,
-        chooser: Lookahead | None = None,
-    ) -> None:
+        self, client: Client, drafter: Drafter, protocol: RoundProtocol, policy: WindowPolicy, threshold: float = 0.0,
+        csi: Callable[[], Csi | None] = lambda: None, pace: Pace = REAL_TIME, choice: str = "",
+        sampling: Sampling = GREEDY, seed: int = 0, hidden_bits: int = FULL_BITS, speed_tps: float | None = None,
+        accept_slower: bool = False, lookahead: Ahead = 0, stream: bool = False, streams: StreamChoice | None = None,
+        chooser: Lookahead | None = None, protocol_hints: bool = False,
+    ) -> None:  # fmt: skip
         self._client, self._drafter, self._protocol, self._clock = client, drafter, protocol, client.clock
         self._threshold, self._csi, self._speed_tps, self._accept_slower = threshold, csi, speed_tps, accept_slower
         self._choice, self._sampling, self._seed, self._hidden_bits = choice, sampling, seed, hidden_bits
@@ -78,6 +67,7 @@ class DecodingSession:
         sure = 1 - threshold if protocol.skips and threshold > 0 else None
         self._windows = WindowDrafter(drafter, policy, choose, pace, hidden_bits, sure)
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
+        self._uploads = Uploads(protocol, protocol_hints)
         self._hints = policy if isinstance(policy, Guided) else None
         parts = stream_parts(drafter, protocol, policy, stream, streams is not None and lookahead in (None, "stream"))
         self._stream = StreamDrafting(parts, policy, streams, choose, pace, client.clock) if parts else None
@@ -151,7 +141,8 @@ class DecodingSession:
             self._ahead = asyncio.create_task(self._look_ahead(window, room - len(window.drafted.ids) - 1))
         exchange = await self._exchanges.verdict(window)  # 3 send, and wait for the verdict
         committed, reason = await self._commit(window.drafted, exchange, room)  # 8 commit
-        record = record_of(self._protocol.kind, window, exchange, committed, (begun_s, self._clock.time()))
+        kind = self._uploads.kind(window.arrays)
+        record = record_of(kind, window, exchange, committed, (begun_s, self._clock.time()))
         if not record.hidden_s:
             self._network_s = record.link_s
         ahead = self._windows.drafted_ahead if lookahead else 0
@@ -175,7 +166,7 @@ class DecodingSession:
             draft_s=single(drafted_s - start_s[0]), network_s=single(self._network_s), guess=guess,
         )  # fmt: skip
         self._next += 1
-        arrays = pack_q(self._protocol.uplink(drafted), self._sampling)
+        arrays = pack_q(self._uploads.arrays(drafted), self._sampling)
         return OutgoingWindow(draft, arrays, drafted, start_s[0], drafted_s - start_s[1])
 
     async def _listened(self, room: int, begun_s: float) -> tuple[RoundRecord, str]:
@@ -246,6 +237,7 @@ class DecodingSession:
         if self._stream:
             self._stream.commit(added.tolist())
         self._risk = verdict.risk
+        self._uploads.follow(verdict)
         if self._hints and verdict.window != NO_HINT:
             self._hints.hinted(verdict.window)
             self._alone = verdict.window == 0
@@ -278,7 +270,7 @@ class DecodingSession:
             round=round_ if self._alone else 0, states=states_of(self._drafter), risk=self._risk,
             coupled=sampling.coupled, stream=self._stream.window if self._stream else 0,
             endless=more is not None and self._client.endless(self._ends), block=sampling.block,
-            q_top=sampling.q_top, q_bits=sampling.q_bits,
+            q_top=sampling.q_top, q_bits=sampling.q_bits, protocol_hints=self._uploads.hinted,
         )  # fmt: skip
         self._open_bytes += await self._client.send(message, {"ids": self._committed})
 

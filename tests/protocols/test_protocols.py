@@ -204,6 +204,15 @@ STATE = Csi(1 / 3, 1 / 7, 0.1, 1e-9, 1e-9, snr_db=1 / 3, rssi_dbm=-1 / 3, time_s
             {},
             HEADER_DOWN_BYTES,
         ),
+        (
+            Verdict(
+                session=LARGE, round=LARGE, accepted=256, token=LARGE, candidates=256, queried=256, gap=0.1,
+                batch_size=1024, queue_s=0.1, verify_s=0.1, judge_s=0.1, bs_s=0.1, window=256, kept=256, risk=0.1,
+                protocol="fh",
+            ),
+            {},
+            HEADER_DOWN_BYTES,
+        ),
     ],
 )  # fmt: skip
 def test_headers_keep_within_the_stated_overhead(message: Message, arrays: dict[str, AnyArray], bound: int) -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.sessions import Session
+from testbed.protocols.messages import NO_HINT
+
+
+class Hint(NamedTuple):
+    """What a verdict tells its UE about the next window."""
+
+    window: int = NO_HINT
+    """Its length; 0: the BS decodes alone, `NO_HINT`: none."""
+    protocol: str = ""
+    """Its protocol, for sessions with `protocol_hints`; empty: no change."""
 
 
 class WindowHints(Protocol):
-    """Hints windows to the UEs that ask for them, and learns from the rounds of all."""
+    """Hints windows, and possibly their protocols, to the UEs that ask for them, and learns from the rounds of all."""
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
-        """The window for a session's next round, after one was committed; 0: the BS decodes alone, `NO_HINT`: none."""
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
+        """The hint for a session's next round, after one was committed."""
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """Learn from a few rounds, preferably while the engine computes; returns whether there are further ones."""

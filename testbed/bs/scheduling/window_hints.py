@@ -16,6 +16,7 @@ import msgspec
 
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead, Rate, TypicalMean
+from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
 from testbed.channel.cost import Sizes
 from testbed.channel.csi import Csi
@@ -23,7 +24,6 @@ from testbed.errors import BadInput
 from testbed.optim.draft_window.controller import WindowConfig, WindowController
 from testbed.optim.draft_window.cost import LinkCosts, Price, RoundCosts
 from testbed.optim.pass_time import Coefficients
-from testbed.protocols.messages import NO_HINT
 
 LOAD_S = 5.0
 """Time after which committed tokens count 1/e of new ones in the load."""
@@ -161,14 +161,14 @@ class Windows:
         self._given: Counter[int] = Counter()
         self._later: deque[_Seen] = deque()
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
-        """The window for a session's next round, after one was committed; `learn` takes that one into account later."""
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
+        """The hint for a session's next round, after one was committed; `learn` takes that one into account later."""
         self._later.append(_Seen(session, round_, accepted, session.got <= accepted + 1, now_s))
         if not session.hinted:
-            return NO_HINT
+            return Hint()
         window = self._ue(session).window
         self._given[window] += 1
-        return window
+        return Hint(window)
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """Learn from the first `LEARNT_AT_ONCE` rounds of those that came, preferably while the engine computes.

@@ -41,6 +41,8 @@ class LoadUe:
     """Token speed that it asks for; None: none."""
     accept_slower: bool = False
     protocol: str = "greedy"
+    protocol_hints: bool = False
+    """Whether it takes hints of protocols."""
     threshold: float = 0.0
     """θ"""
     sampling: Sampling = GREEDY
@@ -65,6 +67,7 @@ class LoadUe:
             self.client, self.drafter, protocol(self.protocol), policy, self.threshold, csi=self.state.now,
             pace=self.pace, sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps,
             accept_slower=self.accept_slower, lookahead=self.lookahead, streams=self.streams,
+            protocol_hints=self.protocol_hints,
         )  # fmt: skip
 
         def seen(record: RoundRecord) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from testbed.channel.cost import PROBABILITY_BITS, Overheads, Payload, Sizes, full_distributions
 from testbed.channel.frames import Frames
 from testbed.channel.virtual import Sizer
@@ -54,7 +56,7 @@ class _LinkSizes:
             bits += len(packet.arrays["ids"]) * self._sizes.id_bits
         elif isinstance(message, Draft):
             self._windows[message.session] = self._latest = len(packet.arrays["ids"])
-            bits += self._draft_bits(message.session)
+            bits += self._draft_bits(message.session, packet.arrays)
         elif isinstance(message, Hidden):
             revealed = max(map(len, packet.arrays.values()), default=0)
             bits += self._payload(message.session, revealed).uplink_bits - self._payload(message.session).uplink_bits
@@ -72,14 +74,14 @@ class _LinkSizes:
             bits += alone.downlink_bits
         return _bytes(bits)
 
-    def _payload(self, session: int, queried: int = 0) -> Payload:
-        protocol = self._protocols.get(session, GREEDY)
+    def _payload(self, session: int, queried: int = 0, arrays: Collection[str] = ()) -> Payload:
+        protocol = self._protocols.get(session, GREEDY).carried(arrays)
         sizes = self._of.get(session, self._sizes)
         return protocol.payload(self._windows.get(session, self._latest), queried, sizes)
 
-    def _draft_bits(self, session: int) -> int:
-        """Bits of a window, with whole draft distributions where they are to be counted and are not yet."""
-        own = self._payload(session).uplink_bits
+    def _draft_bits(self, session: int, arrays: Collection[str]) -> int:
+        """Bits of a window with these arrays; whole draft distributions are added where they are to be counted."""
+        own = self._payload(session, arrays=arrays).uplink_bits
         if not self._distributions:
             return own
         window = self._windows[session]

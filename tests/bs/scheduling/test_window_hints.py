@@ -25,6 +25,7 @@ from testbed.bs.scheduling import window_hints
 from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.hints import Hint
 from testbed.bs.scheduling.window_hints import LEARNT_AT_ONCE, Mean, Rate, Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import Session, SessionTable
@@ -70,12 +71,12 @@ class Scripted:
     times_s: list[tuple[str, float]] = field(default_factory=list)
     """When it hinted and learnt."""
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
         if not session.hinted:
-            return NO_HINT
+            return Hint()
         self.times_s.append(("hint", asyncio.get_running_loop().time()))
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
-        return self.given[-1]
+        return Hint(self.given[-1])
 
     def learn(self, overhead: PassOverhead) -> bool:
         """Nothing to learn."""
@@ -263,7 +264,7 @@ def serve(
         round_.new, round_.cached = window + 1 + (200 if not number else 0), 200 if number else 0
         session.got += accepted + 1
         now_s += speed_s
-        window = windows.hint(session, round_, accepted, now_s)
+        window = windows.hint(session, round_, accepted, now_s).window
         windows.learn(PassOverhead(0.0, request_s))
         hints.append(window)
     return hints
@@ -280,7 +281,7 @@ def test_a_hint_is_given_at_once_and_learnt_from_later() -> None:
     session = Session((b"ue", 2), "t", np.zeros(8, np.int32), 8, PROTOCOLS["greedy"], 0.0, 64)
     session.hinted, session.got = 8, 5
     before = windows.snapshot()
-    hint = windows.hint(session, Round(0, Window(np.zeros(4, np.int32), None), None, 1.0), 4, 1.0)
+    hint = windows.hint(session, Round(0, Window(np.zeros(4, np.int32), None), None, 1.0), 4, 1.0).window
     given = windows.snapshot()
     assert given.pop("hints")[str(hint)] == before["hints"].pop(str(hint), 0) + 1
     del before["hints"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import ProtocolError
 from testbed.protocols import PROTOCOLS
-from testbed.protocols.base import Drafted, hidden_arrays
+from testbed.protocols.base import Drafted, RoundProtocol, hidden_arrays
 from testbed.protocols.messages import NO_HINT, Draft, Hidden, Open, Opened, Verdict
 from testbed.protocols.quantise import FULL_BITS, pack_q
 from testbed.protocols.sampling import ONE, Sampling, unit
@@ -81,7 +81,7 @@ class Talk:
         bits = self._opening.hidden_bits
         self.drafted = Drafted(ids, self._states(size, rng), self._q(ids, rng), self._replaced, bits)
         self.state = "waiting"
-        kind = PROTOCOLS.get(self._opening.protocol)
+        kind = self._carried(rng)
         arrays = {"ids": ids} if kind is None else _scaled(kind.uplink(self.drafted), rng)
         arrays = pack_q(arrays, Sampling(q_top=self._opening.q_top, q_bits=self._opening.q_bits))
         if self._opening.q_top and "q" in arrays and rng.random() < 0.1:
@@ -108,7 +108,9 @@ class Talk:
         size = max(0, min(rng.choice(WINDOWS), self.room - len(self._away) - 1))
         ids = self._ids(size, rng, [*before, guess])
         self._ahead = guess, Drafted(ids, self._states(size, rng), None, None, self._opening.hidden_bits)
-        arrays = _scaled(PROTOCOLS[self._opening.protocol].uplink(self._ahead[1]), rng)
+        kind = self._carried(rng)
+        assert kind is not None
+        arrays = _scaled(kind.uplink(self._ahead[1]), rng)
         return Draft(session=self.number, round=self.round + 1, base_len=len(before) + 1, guess=guess), arrays
 
     def reveal(self, rng: random.Random) -> tuple[Hidden, Mapping[str, Any]]:
@@ -120,6 +122,11 @@ class Talk:
             with contextlib.suppress(ProtocolError):  # it asks for none
                 return message, _scaled(PROTOCOLS[self._opening.protocol].reveal(self.drafted, known), rng)
         return message, hidden_arrays(self._states(rng.randint(1, 4), rng), self._opening.hidden_bits)
+
+    def _carried(self, rng: random.Random) -> RoundProtocol | None:
+        """Protocol of the next window: the session's, or the one beside it; None: it has none."""
+        kind = PROTOCOLS.get(self._opening.protocol)
+        return PROTOCOLS[kind.beside] if kind is not None and kind.beside and rng.random() < 0.3 else kind
 
     def _ids(self, size: int, rng: random.Random, before: list[int] | None = None) -> NDArray[np.int32]:
         """Mostly what the synthetic target would choose, so that windows are accepted in part."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead
+from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
-from testbed.protocols.messages import NO_HINT
 from testbed.ue.windows.base import MAX_WINDOW
 
 ROUNDS = 32.0
@@ -84,7 +84,7 @@ class JointHints:
         self.ues: dict[bytes, UeEstimates] = {}
         self.worths: dict[bytes, float] = {}
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> int:
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
         """See `WindowHints.hint`."""
         ue = self.ues.setdefault(session.key[0], UeEstimates())
         begins = session.key[1] not in ue.sessions
@@ -92,8 +92,8 @@ class JointHints:
         if begins:
             self.changed()
         if not session.hinted or ue.window is None:
-            return NO_HINT
-        return min(ue.window, session.hinted)
+            return Hint()
+        return Hint(min(ue.window, session.hinted))
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """See `WindowHints.learn`: everything is learnt at once."""
