@@ -124,6 +124,11 @@ class Round:
         """Whether hidden states were requested and have not arrived."""
         return self.asked_s is not None and self.window.hidden is None
 
+    @property
+    def hidden_came(self) -> bool:
+        """Whether hidden states came with the window."""
+        return self.window.hidden is not None and self.asked_s is None
+
     def candidates(self) -> list[int]:
         """Positions that are checked and whose drafted token is not the target's argmax."""
         assert self.result is not None

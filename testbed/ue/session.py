@@ -50,7 +50,7 @@ class DecodingSession:
         stream: windows join the output of a target that does not wait for them, where `stream_parts` has drafters.
         streams: chooses what a model drafts for streams, with "stream" and None; None: models have no streams.
         chooser: chooses lookahead and window of rounds over several requests; None: for this request alone.
-        protocol_hints: whether windows have the protocols that the BS hints: see `Uploads`.
+        uploads: protocols of the windows, kept over several requests; None: `protocol`, without hints.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DecodingSession:
         csi: Callable[[], Csi | None] = lambda: None, pace: Pace = REAL_TIME, choice: str = "",
         sampling: Sampling = GREEDY, seed: int = 0, hidden_bits: int = FULL_BITS, speed_tps: float | None = None,
         accept_slower: bool = False, lookahead: Ahead = 0, stream: bool = False, streams: StreamChoice | None = None,
-        chooser: Lookahead | None = None, protocol_hints: bool = False,
+        chooser: Lookahead | None = None, uploads: Uploads | None = None,
     ) -> None:  # fmt: skip
         self._client, self._drafter, self._protocol, self._clock = client, drafter, protocol, client.clock
         self._threshold, self._csi, self._speed_tps, self._accept_slower = threshold, csi, speed_tps, accept_slower
@@ -67,7 +67,7 @@ class DecodingSession:
         sure = 1 - threshold if protocol.skips and threshold > 0 else None
         self._windows = WindowDrafter(drafter, policy, choose, pace, hidden_bits, sure)
         self._network_s, self._risk, self._open_bytes = 0.0, 0.0, 0
-        self._uploads = Uploads(protocol, protocol_hints)
+        self._uploads = uploads or Uploads(protocol)
         self._hints = policy if isinstance(policy, Guided) else None
         parts = stream_parts(drafter, protocol, policy, stream, streams is not None and lookahead in (None, "stream"))
         self._stream = StreamDrafting(parts, policy, streams, choose, pace, client.clock) if parts else None

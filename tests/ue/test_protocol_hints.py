@@ -15,10 +15,11 @@ from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Offer
 from testbed.bs.judging.base import Judge, StrictJudge
 from testbed.bs.judging.head import HeadJudge
+from testbed.bs.monitor.recent import Recent
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.scheduling.hints import Hint
-from testbed.bs.sessions import Session
+from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.cost import NO_OVERHEADS, Sizes
 from testbed.channel.link_model import Direction, constant
 from testbed.errors import BadInput
@@ -27,7 +28,7 @@ from testbed.experiments.deployment.virtual import VirtualDeployment
 from testbed.experiments.inputs.payloads import sizers
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.protocols import PROTOCOLS, protocol
-from testbed.protocols.messages import NO_HINT, Fault, Open, Opened
+from testbed.protocols.messages import NO_HINT, Fault, Open, Opened, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -79,6 +80,18 @@ class Dice:
         return {}
 
 
+class Shown(Recent):
+    """Remembers the protocol that the live view shows after each round."""
+
+    def __init__(self, sessions: SessionTable, shown: list[str]) -> None:
+        super().__init__(sessions)
+        self._shown = shown
+
+    def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
+        super().round(session, round_, verdict)
+        self._shown.append(self._row(session).protocol)
+
+
 def decode(
     hints: Dice,
     judge: Judge,
@@ -89,6 +102,7 @@ def decode(
     sampling: Sampling = GREEDY,
     kind: str = "sh",
     sized: bool = False,
+    shown: list[str] | None = None,
 ) -> RequestRecord:
     """One request in virtual time."""
 
@@ -96,14 +110,15 @@ def decode(
         deployment, engine = VirtualDeployment(), SyntheticEngine(vocab_size=VOCAB)
         offer = Offer("synthetic", "", VOCAB, engine.hidden_size, (), engine.max_positions)
         runner = ProfileRunner(engine, PROFILE, deployment.clock)
-        bs = deployment.base_station(runner, offer, judge=judge, windows=hints)
+        observer = Shown(sessions := SessionTable(), [] if shown is None else shown)
+        bs = deployment.base_station(runner, offer, judge=judge, windows=hints, sessions=sessions, observer=observer)
         ways = Direction(constant(10.0, 0.02)), Direction(constant(10.0, 0.02))
         ue = bs.connect(ways, sizers(SIZES, NO_OVERHEADS)) if sized else bs.connect(ways)
         policy: WindowPolicy = Hinted(FixedWindow(5)) if windows else FixedWindow(5)
         session = DecodingSession(
             ue, SyntheticDrafter(vocab_size=VOCAB, alpha=0.6), protocol(kind), policy, threshold,
             pace=ProfilePace(PROFILE, deployment.clock), sampling=sampling, seed=7, lookahead=lookahead,
-            protocol_hints=takes,
+            uploads=Uploads(protocol(kind), takes),
         )  # fmt: skip
 
         async def request() -> RequestRecord:
@@ -157,14 +172,14 @@ def test_verdicts_of_a_head_are_those_of_either_protocol(seed: int, threshold: f
 
 @pytest.mark.parametrize("sized", [False, True])
 def test_rounds_have_the_hinted_protocol_and_are_recorded_under_it(sized: bool) -> None:
-    hints = Dice(1)
-    found = decode(hints, StrictJudge(), sized=sized)
+    hints, shown = Dice(1), list[str]()
+    found = decode(hints, StrictJudge(), sized=sized, shown=shown)
     expected, now = [], "sh"
     for hint in hints.given[: len(found.rounds)]:
         expected.append(now)
         now = hint.protocol if hint.protocol in ("fh", "sh") else now
     kinds = [r.protocol for r in found.rounds]
-    assert kinds == expected and {"fh", "sh"} == set(kinds)
+    assert kinds == expected == shown and {"fh", "sh"} == set(kinds)
     assert [kind == "fh" for kind in kinds] == hints.came
     assert all(r.queried == (r.candidates if r.protocol == "sh" else 0) for r in found.rounds)
     if sized:

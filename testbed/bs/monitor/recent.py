@@ -60,6 +60,8 @@ class _Track:
     accepted: int = 0
     judged: int = 0
     window: int = 0
+    kind: str = ""
+    """Protocol of the last window; empty: there was none."""
     hint: int = NO_HINT
     csi: Csi | None = None
     ahead: int = 0
@@ -111,6 +113,8 @@ class Recent(Observer):
         link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # NaN stays NaN
         ahead, used, overlap_s = _overlap(track, session, round_)
         track.told_s, track.window, track.hint = end_s, drafted, verdict.window
+        if drafted and session.protocol is not None:
+            track.kind = session.protocol.carried(("hidden",) if round_.hidden_came else ()).kind
         track.rounds += 1
         track.drafted += drafted
         track.accepted += accepted
@@ -218,7 +222,7 @@ class Recent(Observer):
 
     def _row(self, session: Session) -> SessionRow:
         track = self._tracks.get(session.name) or self._begin(session)
-        kind = TARGET_ONLY if session.protocol is None else session.protocol.kind
+        kind = TARGET_ONLY if session.protocol is None else track.kind or session.protocol.kind
         waiting = sum(len(round_.window.ids) for round_ in session.held)
         return SessionRow(
             track.number, track.place, track.session, kind, _state(session), session.threshold, session.speed_tps,

@@ -52,6 +52,9 @@ class UeGroup(Config, frozen=True):
     profile: Annotated[str, option("Drafting times and sizes of the models: a profile's name or file.")] = "wisv"
     power: UePower | None = None
     protocol: Annotated[str, option("Protocol, or target-only.", kinds="protocols")] = "greedy"
+    protocol_hints: Annotated[
+        bool, option("Whether windows are those of fh or sh as the base station hints; for protocol sh.")
+    ] = False
     window: Annotated[int, option("Draft window K.", least=1, most=256)] = 8
     window_rule: Annotated[
         str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
@@ -108,6 +111,8 @@ class UeGroup(Config, frozen=True):
                 )
         if self.protocol not in (*PROTOCOLS, TARGET_ONLY):
             raise BadInput(f"unknown protocol {self.protocol!r}; known: {', '.join((*PROTOCOLS, TARGET_ONLY))}")
+        if self.protocol_hints and not (self.method.drafts and PROTOCOLS[self.protocol].beside):
+            raise BadInput(f"group {self.name}: no other protocol can be hinted beside {self.protocol}; take sh")
         if self.drafts is not None and not self.lossless:
             raise BadInput(f"group {self.name}: drafts are recorded for greedy decoding and the strict judge")
         if self.drafts is not None and self.lookahead == "stream":
@@ -161,7 +166,7 @@ class CellControl(Config, frozen=True):
     windows: Literal["fixed", "joint"] = "fixed"
     weights: Literal["fixed", "joint"] = "fixed"
     order: Literal["fixed", "joint"] = "fixed"
-    protocol: Literal["fixed"] = "fixed"
+    protocol: Literal["fixed", "joint"] = "fixed"
     objective: Annotated[str, option("What is maximised: goodput, of promises that are kept, or fair.")] = "goodput"
     every_ms: Annotated[
         float,
@@ -180,7 +185,7 @@ class CellControl(Config, frozen=True):
     @property
     def decides(self) -> bool:
         """Whether anything is decided while serving."""
-        return "joint" in (self.windows, self.weights, self.order)
+        return "joint" in (self.windows, self.weights, self.order, self.protocol)
 
 
 class CellConfig(Config, frozen=True):
@@ -230,6 +235,8 @@ class CellConfig(Config, frozen=True):
         followed = [group for group in self.ues if WINDOW_RULES[group.window_rule].hinted and group.method.drafts]
         if self.control.windows == "joint" and not followed:
             raise BadInput("no UE follows the windows of control.windows: give a group `window_rule: hinted`")
+        if self.control.protocol == "joint" and not any(group.protocol_hints for group in self.ues):
+            raise BadInput("no UE follows the protocols of control.protocol: give a group `protocol_hints: true`")
         if self.control.order == "joint" and not SCHEDULERS.choose(self.bs.scheduler).weighs:
             raise BadInput(
                 f"control.order weighs utilities: bs.scheduler {self.bs.scheduler} does not order by them; take slo"

@@ -99,7 +99,7 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         rule = WINDOW_RULES[group.window_rule]
         if group.samples:
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
-        if group.judge_keeps or rule.predictor or rule.hinted:
+        if group.judge_keeps or rule.predictor or rule.hinted or group.protocol_hints:
             raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")
     for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:
         load_profile(profile)  # raises here, rather than in a process

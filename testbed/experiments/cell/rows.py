@@ -12,6 +12,7 @@ from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.run import CellRun
 from testbed.experiments.cell.tally import ResponseSums, UeTally
 from testbed.experiments.results.cell_columns import flat_row
+from testbed.protocols.fh import FullHidden
 
 SCHEMA = 1
 MEANS = ("acceptance_cond", "input_tokens", "output_tokens", "request_bytes")
@@ -57,6 +58,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "throughput_tps": _throughput_tps(tallies),
         "class_tps": group.class_tps if decodes else None,
         "window": sum(tally.drafted for tally in tallies) / rounds if rounds else None,
+        "fh_share": _fh_share(tallies) if decodes and group.protocol_hints else None,
         "lookahead": _lookahead(group, tallies, rounds) if decodes and group.method.looks_ahead else None,
         "drafted_ahead": sum(tally.drafted_ahead for tally in tallies) / rounds if rounds else None,
         "void": sum(tally.void for tally in tallies) / rounds if rounds else None,
@@ -74,6 +76,12 @@ def _lookahead(group: UeGroup, tallies: Sequence[UeTally], rounds: int) -> float
     if isinstance(group.lookahead, int):
         return group.lookahead
     return sum(tally.looked_ahead for tally in tallies) / rounds if rounds else None
+
+
+def _fh_share(tallies: Sequence[UeTally]) -> float | None:
+    """Share of the drafted windows that brought their hidden states along; None: nothing was drafted."""
+    drafted = sum(tally.protocols.total() for tally in tallies)
+    return sum(tally.protocols[FullHidden.kind] for tally in tallies) / drafted if drafted else None
 
 
 def ue_rows(config: CellConfig, run: CellRun) -> list[dict[str, Any]]:

@@ -31,12 +31,14 @@ from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualSta
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import Profile, load_profile
 from testbed.intervals import independent_seed
+from testbed.protocols import protocol
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.registry import WINDOW_RULES
 from testbed.ue.windows.stream_choice import StreamChoice
+from testbed.ue.windows.uploads import Uploads
 from testbed.virtual_time import run_virtually
 
 Clear = Callable[[float], bool]
@@ -251,6 +253,7 @@ class _Cell:
             pace=ProfilePace(profile, self._deployment.clock),
             speed_tps=group.class_tps,
             protocol=group.protocol,
+            uploads=Uploads(protocol(group.protocol), hinted=True) if group.protocol_hints else None,
             threshold=group.judge_keeps,
             sampling=group.method.sampling(Sampling()) if group.method.drafts else GREEDY,
             seeds=partial(Random(seed).getrandbits, 63),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -58,10 +59,12 @@ class UeTally:
         """Uplink messages sent within the time."""
         self.tokens = self.rounds = self.drafted = 0
         """Committed tokens, rounds, and drafted tokens."""
+        self.protocols: Counter[str] = Counter()
+        """Rounds with drafted tokens by the protocol of their windows."""
         self.looked_ahead = self.drafted_ahead = self.void = 0
         """Rounds with lookahead, tokens drafted before a verdict was there, and those of them that it made void."""
         self.switches = 0
-        """Changes of its window by the controller of the cell."""
+        """Changes of its window or protocol by the controller of the cell."""
         self.accepted = self.rejected = 0
         """Drafted tokens that were accepted, and first rejections."""
         self.air_s = {True: 0.0, False: 0.0}
@@ -108,6 +111,7 @@ class UeTally:
             self.tokens += record.committed
             self.rounds += 1
             self.drafted += record.drafted
+            self.protocols[record.protocol] += record.drafted > 0
             self.looked_ahead += record.lookahead
             self.drafted_ahead += record.drafted_ahead
             self.void += record.void
@@ -118,7 +122,7 @@ class UeTally:
             self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s
 
     def switched(self) -> None:
-        """Count a change of its window by the controller."""
+        """Count a change of its window or protocol by the controller."""
         self.switches += self.counting
 
     def known(self, error_db: float) -> None:

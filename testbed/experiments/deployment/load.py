@@ -23,6 +23,7 @@ from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.stream_choice import StreamChoice
+from testbed.ue.windows.uploads import Uploads
 
 T = TypeVar("T")
 
@@ -41,8 +42,8 @@ class LoadUe:
     """Token speed that it asks for; None: none."""
     accept_slower: bool = False
     protocol: str = "greedy"
-    protocol_hints: bool = False
-    """Whether it takes hints of protocols."""
+    uploads: Uploads | None = None
+    """See `DecodingSession`."""
     threshold: float = 0.0
     """θ"""
     sampling: Sampling = GREEDY
@@ -67,7 +68,7 @@ class LoadUe:
             self.client, self.drafter, protocol(self.protocol), policy, self.threshold, csi=self.state.now,
             pace=self.pace, sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps,
             accept_slower=self.accept_slower, lookahead=self.lookahead, streams=self.streams,
-            protocol_hints=self.protocol_hints,
+            uploads=self.uploads,
         )  # fmt: skip
 
         def seen(record: RoundRecord) -> None:

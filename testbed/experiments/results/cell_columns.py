@@ -19,6 +19,7 @@ CELL_COLUMNS = {
     "judged": ("judged", "{:d}"),
     "violations": ("violated", "{:.3f}"),
     "window": ("K", "{:.1f}"),
+    "fh_share": ("FH", "{:.2f}"),
     "drafting_share": ("drafting", "{:.2f}"),
     "radio_share": ("radio", "{:.2f}"),
     "verification_share": ("verifying", "{:.2f}"),

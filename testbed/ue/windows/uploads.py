@@ -12,7 +12,7 @@ from testbed.protocols.messages import Verdict
 
 
 class Uploads:
-    """Arrays of a session's windows.
+    """Arrays of the windows of a session, or of several, one after the other.
 
     Args:
         own: protocol of the session.

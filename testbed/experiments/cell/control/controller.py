@@ -48,8 +48,8 @@ class _Counts(NamedTuple):
 
 
 class JointController:
-    """Decides radio weights, windows and the order of batches together, every `every_ms` and when responses begin or
-    end.
+    """Decides radio weights, windows, protocols and the order of batches together, every `every_ms` and when responses
+    begin or end.
 
     Args:
         members: the group of each UE of the cell, by number.
@@ -121,19 +121,17 @@ class JointController:
     def _state(self, number: int, ue: UeEstimates) -> UeState:
         group, power, most = self._members[number], self._members[number].power, self._members[number].window
         profile = self._profiles[group.profile]
-        mode = round_mode(
-            ue.protocol or group.protocol, ue.acceptance(most), profile.sizes or OWN_SIZES, profile.overheads,
-            ue.asked.value,
-        )  # fmt: skip
-        present = max(1, round(ue.mean_window.value))
-        least = 1 if ue.measured < MEASURED or PROTOCOLS[mode.protocol].replaces else 0
+        sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most)
+        kinds = self._kinds(group)
+        modes = (round_mode(kind, acceptance, sizes, profile.overheads, ue.asked.value) for kind in kinds)
+        least = 1 if ue.measured < MEASURED or PROTOCOLS[kinds[0]].replaces else 0
         rate_bps = self._meter.rate_bps(number)
         return UeState(
             rate_bps=rate_bps,
             draft_s=ue.draft_s.value or profile.draft.window_s(most, 1) / most,
             link_s=self._config.radio.rtt_s,
-            modes=(mode,),
-            windows=(least, most) if self._hinted(group) else (present, present),
+            modes=tuple(modes),
+            windows=(least, most) if self._hinted(group) else (ue.present, ue.present),
             speed_tps=group.class_tps and MARGIN * group.class_tps,
             activity=self._meter.activity(number),
             joins=max(LEAST_JOINS, self._joins[number].value),
@@ -145,6 +143,18 @@ class JointController:
     def _hinted(self, group: UeGroup) -> bool:
         return self._config.control.windows == "joint" and WINDOW_RULES[group.window_rule].hinted
 
+    def _kinds(self, group: UeGroup) -> tuple[str, ...]:
+        """Protocols between which to choose: that of its sessions, and the one beside it; one: it is given."""
+        chosen = self._config.control.protocol == "joint" and group.protocol_hints
+        return (group.protocol, PROTOCOLS[group.protocol].beside) if chosen else (group.protocol,)
+
+    def _current(self, number: int, ue: UeEstimates) -> tuple[int, int] | None:
+        """Mode and window of a UE until now; None: neither was decided."""
+        if ue.window is None and not ue.mode:
+            return None
+        mode = self._kinds(self._members[number]).index(ue.mode) if ue.mode else 0
+        return mode, ue.present if ue.window is None else ue.window
+
     # ------------------------------------------------------------ decision
 
     def _decision(self, active: Sequence[tuple[int, UeEstimates]]) -> Decision:
@@ -155,18 +165,20 @@ class JointController:
         return decide(
             CellState(ues, self._passes, 1 + self._busy.value / 2), objective(control.objective),
             Prices(joule=control.joule_tokens), weights=None if control.weights == "joint" else fixed,
-            current=[None if ue.window is None else (0, ue.window) for _, ue in active],
+            current=[self._current(number, ue) for number, ue in active],
         )  # fmt: skip
 
     def _carry_out(self, active: Sequence[tuple[int, UeEstimates]], decision: Decision) -> None:
-        windows, weights = decision.windows.tolist(), decision.weights.tolist()
-        for (number, ue), window, weight in zip(active, windows, weights, strict=True):
+        columns = (part.tolist() for part in (decision.windows, decision.modes, decision.weights))
+        for (number, ue), window, mode, weight in zip(active, *columns, strict=True):
             if self._config.control.weights == "joint":
                 self._radio.ports[number][True].weight = weight
-            if self._hinted(self._members[number]):
-                if ue.window not in (None, window):
-                    self._tallies[number].switched()
-                ue.window = window
+            group, before = self._members[number], (ue.window, ue.mode)
+            kinds = self._kinds(group)
+            ue.window = window if self._hinted(group) else None
+            ue.mode = kinds[mode] if len(kinds) > 1 else ""
+            if any(old not in (None, "", new) for old, new in zip(before, (ue.window, ue.mode), strict=True)):
+                self._tallies[number].switched()
         if self._config.control.order == "joint":
             worths = np.maximum(decision.worths, LEAST_WORTH)
             names = (ue_name(number) for number, _ in active)

@@ -1,4 +1,6 @@
-"""What the base station of a cell estimates of its UEs from their rounds, and the windows decided for them."""
+"""What the base station of a cell estimates of its UEs from their rounds, and the windows and protocols decided for
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead
 from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
+from testbed.protocols.messages import NO_HINT
 from testbed.ue.windows.base import MAX_WINDOW
 
 ROUNDS = 32.0
@@ -30,16 +33,17 @@ class UeEstimates:
         sessions: its sessions that have had a round and have not ended.
         rounds: its rounds so far.
         window: the window that was decided; 0: the BS decodes alone; None: none was decided.
+        mode: the protocol that was decided; empty: none was.
     """
 
     def __init__(self) -> None:
         self.sessions: set[int] = set()
         self.rounds = 0
         self.window: int | None = None
+        self.mode = ""
         self.draft_s, self.mean_window, self.cached = Mean(ROUNDS), Mean(ROUNDS), 0
         self.asked = Mean(ROUNDS)
-        """Requested hidden states per drafted token."""
-        self.protocol = ""
+        """Hidden states per drafted token that a protocol which requests them would request: those of candidates."""
         self.measured = 0
         """Rounds with a measured drafting time."""
         self._tried, self._accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
@@ -49,19 +53,24 @@ class UeEstimates:
         drafted, first = len(round_.window.ids), session.key[1] not in self.sessions
         self.sessions.add(session.key[1])
         self.rounds, self.cached = self.rounds + 1, round_.cached
-        self.protocol = "" if session.protocol is None else session.protocol.kind
         if not drafted:
             return
         self.mean_window.add(drafted)
         if not first:  # the first one's time counts from the request
             self.draft_s.add(round_.draft_s / drafted)
             self.measured += 1
-        self.asked.add(len(round_.candidates()) / drafted if round_.asked_s is not None else 0.0)
+        if session.protocol is not None and session.protocol.judged:
+            self.asked.add(len(round_.candidates()) / drafted)
         tried = min(accepted + 1, drafted, MAX_WINDOW)
         self._tried *= FORGET
         self._accepted *= FORGET
         self._tried[:tried] += 1
         self._accepted[: min(accepted, tried)] += 1
+
+    @property
+    def present(self) -> int:
+        """The window that it drafts, of 1 token or more."""
+        return max(1, round(self.mean_window.value))
 
     def acceptance(self, most: int) -> tuple[float, ...]:
         """α by position, up to a window of `most`: each position's own, drawn to the mean of all."""
@@ -71,7 +80,7 @@ class UeEstimates:
 
 
 class JointHints:
-    """Implements `WindowHints`: the windows that a controller decided, for UEs that ask for hints.
+    """Implements `WindowHints`: the windows and protocols that a controller decided, for UEs that ask for hints.
 
     Attributes:
         changed: called when a response begins or ends.
@@ -91,9 +100,8 @@ class JointHints:
         ue.learn(session, round_, accepted)
         if begins:
             self.changed()
-        if not session.hinted or ue.window is None:
-            return Hint()
-        return Hint(min(ue.window, session.hinted))
+        window = NO_HINT if not session.hinted or ue.window is None else min(ue.window, session.hinted)
+        return Hint(window, ue.mode if session.protocol_hints else "")
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """See `WindowHints.learn`: everything is learnt at once."""
