@@ -71,7 +71,14 @@ def test_wisvs_drafted_passes_are_no_cheaper_than_plain_tokens(batch: list[PassW
 
 
 def test_every_bundled_profile_says_where_it_comes_from_and_what_it_assumes() -> None:
-    assert names("profiles") == ["a100-qwen3-32b", "a100-qwen3-32b-appendix", "edge-sd", "wisv", "wisv-flops"]
+    assert names("profiles") == [
+        "a100-qwen3-32b",
+        "a100-qwen3-32b-appendix",
+        "edge-sd",
+        "raspberry-pi-5",
+        "wisv",
+        "wisv-flops",
+    ]
     for name in names("profiles"):
         profile = load_profile(name)
         assert profile.name == name
