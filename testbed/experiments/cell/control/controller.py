@@ -24,7 +24,7 @@ from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import load_profile
 from testbed.optim.loops.joint import Decision, decide
 from testbed.optim.loops.objectives import Prices, objective
-from testbed.optim.loops.state import CellState, UeState
+from testbed.optim.loops.state import LEAST_BPS, CellState, RoundMode, UeState
 from testbed.protocols import PROTOCOLS
 from testbed.ue.windows.registry import WINDOW_RULES
 
@@ -32,7 +32,9 @@ MARGIN = 1.1
 """Speed that the decision plans for a promise, relative to the promised one: rounds vary around their mean."""
 PASSES_S = 1.0
 """Memory of what is measured of the verifier."""
-LEAST_JOINS = 0.01
+START_PASS_S = 0.02
+"""Mean pass before any was measured."""
+LEAST_JOINS, LEAST_ACTIVITY = 0.01, 0.01
 LEAST_WORTH = 1e-9
 """Worth of a token that costs more energy than it is worth, for the order of batches."""
 OWN_SIZES = Sizes(hidden_size=1)
@@ -74,7 +76,7 @@ class JointController:
         self._busy = Mean(PASSES_S)
         self._joins = {number: Mean(PASSES_S, 0.5) for number in self._numbers}
         self._rounds = dict.fromkeys(self._numbers, 0)
-        self._before = _Counts(clock.time())
+        self._before, self._pass_s = _Counts(clock.time()), START_PASS_S
         self._tallies: Sequence[UeTally] = ()
 
     async def run(self, tallies: Sequence[UeTally]) -> None:
@@ -108,6 +110,8 @@ class JointController:
         known = {number: self._hints.ues.get(ue_name(number)) for number in self._numbers}
         silent = {number for number, ue in known.items() if ue is not None and ue.window == 0}
         self._meter.update(now.time_s, passed_s, silent)
+        if passes > 0:
+            self._pass_s = (now.busy_s - before.busy_s) / passes
         if passed_s > 0:
             self._busy.add(min(1.0, (now.busy_s - before.busy_s) / passed_s), passed_s)
         for number, mean in self._joins.items():
@@ -126,19 +130,37 @@ class JointController:
         modes = (round_mode(kind, acceptance, sizes, profile.overheads, ue.asked.value) for kind in kinds)
         least = 1 if ue.measured < MEASURED or PROTOCOLS[kinds[0]].replaces else 0
         rate_bps = self._meter.rate_bps(number)
+        draft_s = ue.draft_s.value or profile.draft.window_s(most, 1) / most
+        activity, joins = self._meter.activity(number), self._joins[number].value
+        if ue.window == 0:
+            activity, joins = self._drafting(mode, present, draft_s, rate_bps)
         return UeState(
             rate_bps=rate_bps,
-            draft_s=ue.draft_s.value or profile.draft.window_s(most, 1) / most,
+            draft_s=draft_s,
             link_s=self._config.radio.rtt_s,
             modes=tuple(modes),
             windows=(least, most) if self._hinted(group) else (ue.present, ue.present),
             speed_tps=group.class_tps and MARGIN * group.class_tps,
-            activity=self._meter.activity(number),
-            joins=max(LEAST_JOINS, self._joins[number].value),
+            activity=max(LEAST_ACTIVITY, activity),
+            joins=max(LEAST_JOINS, joins),
             cached=ue.cached,
             draft_j=power.draft_w * ue.draft_s.value if power else 0.0,
             bit_j=power.transmit_w / rate_bps if power and rate_bps > 0 else 0.0,
         )
+
+    def _drafting(self, mode: RoundMode, window: int, draft_s: float, rate_bps: float) -> tuple[float, float]:
+        """Activity and rounds per pass that a UE would have if it drafted this window. What was measured when it last
+        drafted is of another load.
+        """
+        bits = mode.fixed_bits + window * (mode.token_bits + mode.asked * mode.asked_bits)
+        air_s, trips = bits / max(rate_bps, LEAST_BPS), 2 - (1 - mode.asked) ** window
+        round_s = window * draft_s + trips * self._config.radio.rtt_s + air_s + self._waits * self._pass_s
+        return min(1.0, air_s / round_s), min(1.0, self._pass_s / round_s)
+
+    @property
+    def _waits(self) -> float:
+        """Passes that a round stays: its own, and half of the one before while the BS is busy."""
+        return 1 + self._busy.value / 2
 
     def _hinted(self, group: UeGroup) -> bool:
         return self._config.control.windows == "joint" and WINDOW_RULES[group.window_rule].hinted
@@ -163,7 +185,7 @@ class JointController:
         weighted = self._config.radio.scheduler == "weights"
         fixed = [self._radio.ports[number][True].weight if weighted else 1.0 for number, _ in active]
         return decide(
-            CellState(ues, self._passes, 1 + self._busy.value / 2), objective(control.objective),
+            CellState(ues, self._passes, self._waits), objective(control.objective),
             Prices(joule=control.joule_tokens), weights=None if control.weights == "joint" else fixed,
             current=[self._current(number, ue) for number, ue in active],
         )  # fmt: skip

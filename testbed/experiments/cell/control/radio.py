@@ -9,7 +9,6 @@ from testbed.experiments.deployment.links import VirtualRadio
 
 ACTIVITY_S, RATE_S = 1.0, 0.2
 """Memory of both means."""
-LEAST_ACTIVITY = 0.01
 
 
 class RadioMeter:
@@ -56,4 +55,4 @@ class RadioMeter:
 
     def activity(self, ue: int) -> float:
         """Share of the uplink's slots in which the UE sent."""
-        return max(LEAST_ACTIVITY, self._activity[ue].value)
+        return self._activity[ue].value
