@@ -127,13 +127,13 @@ class JointController:
         profile = self._profiles[group.profile]
         sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most)
         kinds = self._kinds(group)
-        modes = (round_mode(kind, acceptance, sizes, profile.overheads, ue.asked.value) for kind in kinds)
+        modes = [round_mode(kind, acceptance, sizes, profile.overheads, ue.asked.value) for kind in kinds]
         least = 1 if ue.measured < MEASURED or PROTOCOLS[kinds[0]].replaces else 0
         rate_bps = self._meter.rate_bps(number)
         draft_s = ue.draft_s.value or profile.draft.window_s(most, 1) / most
         activity, joins = self._meter.activity(number), self._joins[number].value
         if ue.window == 0:
-            activity, joins = self._drafting(mode, present, draft_s, rate_bps)
+            activity, joins = self._drafting(modes[0], ue.present, draft_s, rate_bps)
         return UeState(
             rate_bps=rate_bps,
             draft_s=draft_s,
