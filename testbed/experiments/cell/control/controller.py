@@ -76,7 +76,7 @@ class JointController:
         self._busy = Mean(PASSES_S)
         self._joins = {number: Mean(PASSES_S, 0.5) for number in self._numbers}
         self._rounds = dict.fromkeys(self._numbers, 0)
-        self._before, self._pass_s = _Counts(clock.time()), START_PASS_S
+        self._before, self._pass_s = _Counts(clock.time()), Mean(PASSES_S, START_PASS_S)
         self._tallies: Sequence[UeTally] = ()
 
     async def run(self, tallies: Sequence[UeTally]) -> None:
@@ -111,7 +111,7 @@ class JointController:
         silent = {number for number, ue in known.items() if ue is not None and ue.window == 0}
         self._meter.update(now.time_s, passed_s, silent)
         if passes > 0:
-            self._pass_s = (now.busy_s - before.busy_s) / passes
+            self._pass_s.add((now.busy_s - before.busy_s) / passes, passed_s)
         if passed_s > 0:
             self._busy.add(min(1.0, (now.busy_s - before.busy_s) / passed_s), passed_s)
         for number, mean in self._joins.items():
@@ -154,8 +154,8 @@ class JointController:
         """
         bits = mode.fixed_bits + window * (mode.token_bits + mode.asked * mode.asked_bits)
         air_s, trips = bits / max(rate_bps, LEAST_BPS), 2 - (1 - mode.asked) ** window
-        round_s = window * draft_s + trips * self._config.radio.rtt_s + air_s + self._waits * self._pass_s
-        return min(1.0, air_s / round_s), min(1.0, self._pass_s / round_s)
+        round_s = window * draft_s + trips * self._config.radio.rtt_s + air_s + self._waits * self._pass_s.value
+        return min(1.0, air_s / round_s), min(1.0, self._pass_s.value / round_s)
 
     @property
     def _waits(self) -> float:
