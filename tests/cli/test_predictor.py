@@ -46,7 +46,8 @@ def test_training_and_evaluation_answer_documents(data: Path, tmp_path: Path) ->
         assert row["specificity"] == pytest.approx(1 - row["fpr"])
         assert {"accuracy", "auc", "rec1", "balanced_accuracy", "latency_us_p50", "latency_us_p99"} <= set(row)
     assert document["theorem1"]["pairs"] > 0
-    assert len(list(figures.iterdir())) == 6
+    drawn = [f"fig{number}.{kind}" for number in (1, 2, 3) for kind in ("csv", "png")]
+    assert {path.name for path in figures.iterdir()} == {*drawn, "correlations.csv"}
     shown = CliRunner().invoke(app, line[:5], catch_exceptions=False).stdout
     assert "BalAcc" in shown
     assert "Theorem 1: of" in shown
