@@ -100,7 +100,6 @@ class FailoverClient(Client):
         self._probes = itertools.count(PROBES)
         self._hello: Hello | None = None
         self._news = asyncio.Event()
-        self._failure: Exception | None = None
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
 
@@ -157,12 +156,14 @@ class FailoverClient(Client):
         """Next message of a session (-1: messages without a session).
 
         Raises:
-            LinkTimeout: no message in time.
-            ModelError: the only remaining station serves another model or head.
+            LinkTimeout: no message in time; says why no other station serves, if one answers.
         """
-        if self._failure is not None:
-            raise self._failure
-        return await super().receive(session, timeout_s)
+        try:
+            return await super().receive(session, timeout_s)
+        except LinkTimeout as exc:
+            if refused := self._refused():
+                raise LinkTimeout(f"{self.serving} is silent, and {refused}") from exc
+            raise
 
     async def close(self) -> None:
         """Stop reading and close all links."""
@@ -268,10 +269,14 @@ class FailoverClient(Client):
                 LOG.warning("%s serves in place of %s", station.address, self.serving)
                 self._serve_from(i)
                 return
-        others = [s for i, s in enumerate(self._stations) if i != self._at]
-        if gone and (refused := [s.refused for s in others if s.refused and not s.silent(now_s, self._silence_s)]):
-            self._failure = ModelError(f"{self.serving} is silent, and {refused[0]}")
-            self._wake("")
+
+    def _refused(self) -> str:
+        """Why no other station serves although one answers; empty: none answers, or the serving one does."""
+        serving, now_s = self._stations[self._at], self.clock.time()
+        if serving.welcome is not None:
+            return ""
+        others = [one for one in self._stations if one is not serving and not one.silent(now_s, self._silence_s)]
+        return next((one.refused for one in others if one.refused), "")
 
     def _serve_from(self, number: int) -> None:
         if number == self._at:

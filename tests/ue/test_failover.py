@@ -307,15 +307,35 @@ async def test_a_station_that_turns_out_different_later_does_not_take_over() -> 
     async with site() as where:
         where.relays[1].down = True
         where.bss[1]._intake.offer = replace(where.bss[1]._intake.offer, weights="other")
-        async with roaming(where) as client:
+        async with roaming(where, 3.0) as client:
             where.relays[1].down = False
             await until(lambda: client._stations[1].refused)
 
             def progress(record: RoundRecord) -> None:
                 where.relays[0].down = True
 
-            with pytest.raises(ModelError, match=f"{where.addresses[0]} is silent, and .*serves another model"):
+            with pytest.raises(LinkTimeout, match=f"{where.addresses[0]} is silent, and .*serves another model"):
                 await decode(client, "greedy", 100, progress)
+        assert where.rounds()[1] == 0
+
+
+async def test_beside_a_different_station_the_serving_one_may_be_silent_for_a_while() -> None:
+    """It ended the UE for good, although one station alone may be silent until the time-out."""
+    async with site() as where:
+        where.relays[1].down = True
+        where.bss[1]._intake.offer = replace(where.bss[1]._intake.offer, weights="other")
+        async with roaming(where) as client:
+            where.relays[1].down = False
+            await until(lambda: client._stations[1].refused)
+
+            def progress(record: RoundRecord) -> None:
+                if not where.relays[0].down and record.round == 2:
+                    where.relays[0].down = True
+                    asyncio.get_running_loop().call_later(4 * SILENCE_S, setattr, where.relays[0], "down", False)
+
+            record = await decode(client, "greedy", 40, progress)
+            assert record.token_ids == own(PROMPT, 40)
+            assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
         assert where.rounds()[1] == 0
 
 
