@@ -1,4 +1,4 @@
-"""Tiny GGUF files of models whose cache cannot be rolled back."""
+"""Tiny GGUF files: models whose cache cannot be rolled back, and a tokenizer alone."""
 
 from __future__ import annotations
 
@@ -76,3 +76,17 @@ def write_gemma3(path: Path) -> Path:
         **{f"blk.0.{name}.weight": shape for name, shape in matrices.items()},
     }
     return _write(path, "gemma3", metadata, tensors)
+
+
+def write_tokenizer(path: Path) -> Path:
+    """A file without tensors, whose tokenizer knows the letters a and b and their pair."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<end>", "a", "b", "ab"])
+    writer.add_token_types([3, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,8 +88,11 @@ def save_tokenizer(file: Path, out: Path) -> None:
     """
     from transformers import AutoTokenizer
 
+    alone = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     try:
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True).save_pretrained(out)
+        with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
+            Path(folder, file.name).symlink_to(file.resolve())  # nothing beside the file counts, least of all programs
+            AutoTokenizer.from_pretrained(folder, **alone).save_pretrained(out)
     except Exception as exc:
         raise ModelError(f"{file}: transformers cannot read its tokenizer: {' '.join(str(exc).split())}") from exc
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
 import gguf
@@ -11,9 +13,9 @@ from safetensors.numpy import load_file
 
 from testbed.errors import ModelError
 from testbed.models.random_gguf import DecoderShape, write_random
-from testbed.models.real.from_gguf import from_gguf
+from testbed.models.real.from_gguf import from_gguf, save_tokenizer
 from testbed.models.real.parity import prove_parity
-from tests.support.ggufs import write_mamba
+from tests.support.ggufs import write_mamba, write_tokenizer
 from tests.support.models import KINDS
 
 SHAPE = DecoderShape("llama", layers=2, hidden=128, heads=4, groups=2, head_size=32, ffn=192, rows=320)
@@ -58,3 +60,18 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="architecture mamba"):
         from_gguf(write_mamba(tmp_path / "mamba.gguf"), tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+def test_no_program_beside_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even after a yes to the question that transformers would ask."""
+    file = write_tokenizer(tmp_path / "model.gguf")
+    (tmp_path / "own.py").write_text(
+        "from pathlib import Path\nfrom transformers import PreTrainedTokenizerFast\n"
+        f"Path({str(tmp_path / 'ran')!r}).touch()\nclass Own(PreTrainedTokenizerFast): pass\n"
+    )
+    named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    save_tokenizer(file, tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+    assert json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"]["merges"] == [["a", "b"]]
