@@ -9,9 +9,10 @@ import msgspec
 
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document, ue_rows
-from testbed.experiments.cell.run import CellRun, Told, run_cell, untold
+from testbed.experiments.cell.run import Told, run_cell, untold
 from testbed.experiments.report.cell import KIND, SERIES
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results

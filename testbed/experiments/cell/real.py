@@ -21,10 +21,11 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.parts.counting import CellRun, direction_slots
 from testbed.experiments.cell.real_processes import RadioReport, UeReport, run_radio
 from testbed.experiments.cell.real_ue import CellUeOrder, answer_together, run_ue
 from testbed.experiments.cell.recorded import recording_of
-from testbed.experiments.cell.run import CellRun, Told, direction_slots, untold
+from testbed.experiments.cell.run import Told, untold
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.runs.forked import start, stop_all

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.run import CellRun
+from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.tally import ResponseSums, UeTally
 from testbed.experiments.results.cell_columns import flat_row
 from testbed.protocols.fh import FullHidden

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
-from testbed.channel.radio.ports import RadioPort
 from testbed.experiments.cell.config import UeGroup
 from testbed.experiments.cell.tally import UeTally
 
-Ports = Mapping[bool, RadioPort]
+
+class Port(Protocol):
+    """What is counted of one direction of a UE."""
+
+    @property
+    def slots(self) -> int:
+        """Slots in which it has sent."""
+
+    @property
+    def used(self) -> float:
+        """Sum of its shares of the bandwidth."""
+
+
+Ports = Mapping[bool, Port]
 """The ports of a UE by direction; True: uplink."""
 
 
