@@ -22,10 +22,12 @@ async def together(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     Python 3.10, which UEs may have, lacks `asyncio.TaskGroup`.
     """
     tasks = [asyncio.create_task(job) for job in jobs]
+    results = asyncio.gather(*tasks)
     try:
-        return await asyncio.gather(*tasks)
+        return await asyncio.shield(results)  # a cancellation reaches each task once, below, not while it cleans up
     finally:
         await cancel(*tasks)
+        await asyncio.gather(results, return_exceptions=True)
 
 
 async def beside(services: Iterable[Coroutine[Any, Any, None]], main: Coroutine[Any, Any, T]) -> T:

@@ -84,6 +84,28 @@ def test_cancellation_reaches_everybody() -> None:
     assert sorted(log.ended) == ["main cancelled", "service cancelled"]
 
 
+def test_cancellation_waits_for_those_that_clean_up() -> None:
+    """The first to end had the others cancelled again: an agent left its order's process behind."""
+    log = Log()
+
+    async def slow() -> None:
+        try:
+            await log.forever("slow")
+        finally:
+            await log.sleep("clean-up", 3.0)
+
+    async def main() -> float:
+        work = asyncio.create_task(together([log.forever("fast"), slow()]))
+        await VirtualClock().sleep(1.0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert work.cancelled()
+        return VirtualClock().time()
+
+    assert run_virtually(main()) == 4.0
+    assert log.ended == ["fast cancelled", "slow cancelled", "clean-up"]
+
+
 async def test_background_tasks_are_started_again_when_they_fail_or_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("testbed.tasks.RESTART_S", 0.001)
     begun = asyncio.Queue[int]()
