@@ -30,8 +30,9 @@ SILENT_S = 10.0
 SLOWEST_BPS = 1e5
 """Time without an answer, beyond that of sending at the slowest rate, after which a UE connects anew."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
-"""Time from a connection that was closed because the peer broke a bound to the next one: doubled each time, until a
-message within the bounds has come."""
+"""Time from a connection that was closed because the peer broke a bound to the next one: doubled each time."""
+WITHIN_S = 20.0
+"""Time without such a closing after which the doubling begins again."""
 TRIM_S = 1.0
 """Time from the end of a connection that was cut to the request to return its memory to the system."""
 MAX_MESSAGE_BYTES, ANSWER_BYTES = 65 * 2**20, 2**22
@@ -93,7 +94,7 @@ class ZmqLink:
         self._hint = "is it running, and does it require keys?" if keys is None else "does it know this UE's key?"
         self._cuts = 0
         """Number of connections that were closed because the peer broke a bound."""
-        self._pause_s, self._paused = 0.0, False
+        self._pause_s, self._paused, self._cut_s = 0.0, False, -WITHIN_S
         self._trimming: asyncio.TimerHandle | None = None
         try:
             self._open()
@@ -159,7 +160,7 @@ class ZmqLink:
                 raise LinkTimeout(f"{self.address} did not answer within {timeout_s:g} s")
             await self._ready.wait(min(left_s, self._connection.due_s))
             left_s = until_s - time.monotonic()
-        self._unanswered_bytes, self._pause_s = 0, 0.0
+        self._unanswered_bytes = 0
         return Received(frames, sum(map(len, frames)))
 
     def _take(self) -> list[bytes]:
@@ -176,7 +177,9 @@ class ZmqLink:
     def _cut(self, excess: str) -> None:
         """Connect anew, on another socket: the old one holds what was received. Raises LinkError."""
         self._cuts += 1
-        self._pause_s = min(MOST_PAUSE_S, 2 * self._pause_s) or FIRST_PAUSE_S
+        last_s, self._cut_s = self._cut_s, time.monotonic()
+        recent = self._cut_s - last_s < WITHIN_S
+        self._pause_s = min(MOST_PAUSE_S, 2 * self._pause_s) if recent else FIRST_PAUSE_S
         if self._cuts & (self._cuts - 1) == 0:  # log the 1st, 2nd, 4th, 8th …, so that a peer cannot fill the log
             LOG.warning("%s: connection closed (%d so far): %s", self.address, self._cuts, excess)
         self._shut()
