@@ -76,7 +76,7 @@ class SessionExchanges:
     """Exchanges of one session: what is lost is sent again, and a session that is unknown to the BS opened again.
 
     Args:
-        open_: opens the session at a round.
+        open_: opens the session at a round; returns the bytes sent.
         refused: called for a `Busy` that refuses the session for its token speed.
         reveal: makes the arrays of hidden states that the BS requests.
     """
@@ -85,7 +85,7 @@ class SessionExchanges:
         self,
         client: Client,
         number: int,
-        open_: Callable[[int], Awaitable[None]],
+        open_: Callable[[int], Awaitable[int]],
         refused: Callable[[Busy], None],
         reveal: Callable[[Drafted, Sequence[int]], dict[str, AnyArray]],
     ) -> None:
@@ -99,12 +99,15 @@ class SessionExchanges:
         """Longest time between tokens of a BS that decodes alone; None: there was none."""
         self._opening = True
         """Whether the BS has not confirmed that the session is open, since it was opened last."""
+        self._confirm_s = RESEND_S
+        """Time to wait for that confirmation before the session is opened again the first time."""
         self.opened_bytes = 0
         """Bytes of these confirmations, which count in no round."""
 
-    async def _open(self, round_: int) -> None:
+    async def open(self, round_: int) -> None:
+        """Open the session at a round; the BS has yet to confirm it."""
         self._opening = True
-        await self._open_session(round_)
+        self._confirm_s = max(RESEND_S, 8 * await self._open_session(round_) / SLOWEST_BPS)
 
     async def send(self, window: OutgoingWindow) -> None:
         """Send a window, or send it again."""
@@ -206,10 +209,10 @@ class SessionExchanges:
         start_s, down, unknown, longest_s = self._clock.time(), 0, 0, self._longest_s
         wait_s, times = SILENCE_S if longest_s is None else min(SILENCE_S, max(RESEND_S, PATIENCE * longest_s)), 1
         while True:
-            packet = await self._next(start_s, times * (RESEND_S if self._opening else wait_s))
+            packet = await self._next(start_s, times * (self._confirm_s if self._opening else wait_s))
             if packet is None:
                 times *= 2
-                await self._open(draft.round)
+                await self.open(draft.round)
                 continue
             message = packet.message
             down += packet.size_bytes
@@ -220,7 +223,7 @@ class SessionExchanges:
                     self._longest_s = 0.0 if longest_s is None else max(longest_s, seconds)
                     return Exchange(message, packet.arrays, seconds, 0.0, down, start_s)
                 if behind > 0 and not self._opening:  # verdicts come in order: the awaited one was lost
-                    await self._open(draft.round)
+                    await self.open(draft.round)
             if isinstance(message, Resync) and unknown:
                 unknown -= 1
             elif isinstance(message, Resync) or (isinstance(message, Busy) and message.round is None):
@@ -256,7 +259,7 @@ class SessionExchanges:
             else:
                 self._refused(message)
         if isinstance(message, Resync) or message.round is None:
-            await self._open(round_)
+            await self.open(round_)
 
 
 def record_of(

@@ -104,7 +104,7 @@ class DecodingSession:
         try:
             if not self._alone:
                 await self._windows.catch_up(self._committed)
-            await self._open(0)
+            await self._exchanges.open(0)
             while reason != "stop" and (room := max_tokens - (len(self._committed) - len(prompt))) > 0:
                 record, reason = await self._round(room, begun_s)
                 rounds.append(replace(record, round=len(rounds), choice=self._choice))
@@ -256,8 +256,8 @@ class DecodingSession:
         if more and drafted is not NOTHING and not self._stream:
             self._windows.commit(verdict.accepted, token)
 
-    async def _open(self, round_: int) -> None:
-        """Open the session at the round that begins next."""
+    async def _open(self, round_: int) -> int:
+        """Open the session at the round that begins next; returns the bytes sent."""
         if self._stream:
             self._stream.reopened()
         sampling, more = self._sampling, self._hints or self._stream
@@ -272,7 +272,9 @@ class DecodingSession:
             endless=more is not None and self._client.endless(self._ends), block=sampling.block,
             q_top=sampling.q_top, q_bits=sampling.q_bits, protocol_hints=self._uploads.hinted,
         )  # fmt: skip
-        self._open_bytes += await self._client.send(message, {"ids": self._committed})
+        sent = await self._client.send(message, {"ids": self._committed})
+        self._open_bytes += sent
+        return sent
 
     def _refused(self, message: Busy) -> None:
         """Accept a slower speed, or give up.

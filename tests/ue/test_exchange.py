@@ -29,9 +29,9 @@ async def test_a_window_sent_ahead_reaches_a_session_that_was_set_back(
     async with station() as (_, address), client(address, timeout_s=3.0) as ue:
         number = ue.new_session()
 
-        async def open_(round_: int, prefix: list[int] | None = None) -> None:
+        async def open_(round_: int, prefix: list[int] | None = None) -> int:
             message = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=64, drafter=SYNTHETIC)
-            await ue.send(message, {"ids": np.array(prefix or [*PROMPT, token], np.int32)})
+            return await ue.send(message, {"ids": np.array(prefix or [*PROMPT, token], np.int32)})
 
         def drafted(count: int) -> Drafted:
             return Drafted(ids[:count], np.zeros((count, 64), np.float16))

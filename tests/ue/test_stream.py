@@ -220,6 +220,22 @@ async def test_a_stream_whose_opening_was_lost_is_opened_again(monkeypatch: pyte
     assert found.token_ids == own(PROMPT, 100, 0.0)
 
 
+async def test_a_long_prompt_on_a_slow_link_goes_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.ue.exchange.RESEND_S", 0.1)
+    send, opened = Client.send, list[Message]()
+
+    async def late(ue: Client, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+        opened.extend([message] if isinstance(message, Open) else [])
+        asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(send(ue, message, arrays)))
+        return 125_000  # a second at 1 Mbit/s
+
+    async with station(CopyingEngine(0.0)) as (_, address):
+        monkeypatch.setattr(Client, "send", late)
+        found = await asyncio.wait_for(real(address), 30)
+    assert len(opened) == 1
+    assert found.token_ids == own(PROMPT, 100, 0.0)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     drafts=st.lists(
