@@ -58,7 +58,7 @@ class AllowList:
         """
         try:
             found_files = [e for place in (CLIENTS, REVOKED) for e in os.scandir(self._directory / place)]
-            seen = {e.path: (e.stat().st_mtime_ns, e.stat().st_size, e.inode()) for e in found_files}
+            seen = {e.path: (e.stat().st_ctime_ns, e.stat().st_size, e.inode()) for e in found_files}
             if seen != self._seen:
                 found = entries(self._directory)
                 gone = {e.public_key for e in found if e.revoked}

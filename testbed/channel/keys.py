@@ -27,6 +27,8 @@ SERVER, CLIENT = "server", "client"
 CLIENTS, REVOKED, UES = "clients", "revoked", "ues"
 KEY_LENGTH = 40
 """Length of a key in Z85 characters."""
+MOST_BYTES = 2**16
+"""Largest size of a key file."""
 
 
 class ClientKeys(NamedTuple):
@@ -182,6 +184,8 @@ def _secret(directory: Path, name: str, advice: str) -> tuple[bytes, bytes]:
 def _load(path: Path) -> tuple[bytes, bytes]:
     """Public and secret key of a certificate; the secret is empty if the file has none."""
     try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:  # a device or pipe may never end
+            raise BadInput(f"{path} is no key file: not a regular file of at most {MOST_BYTES} bytes")
         public, secret = zmq.auth.load_certificate(path)
         if len(z85.decode(public)) == 32 and len(public) == KEY_LENGTH:
             return public, secret or b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -307,6 +308,31 @@ def test_a_list_that_cannot_be_read_lets_nobody_in(
     (keys / "clients").rename(keys / "away")
     assert known.public.decode() not in AllowList(keys)
     assert "all clients are refused" in caplog.text
+
+
+def test_a_key_that_is_replaced_with_the_date_of_the_old_one_is_seen(
+    keys: Path, known: ClientKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `rsync --inplace -t` may leave it: same size, inode and modification time."""
+    monkeypatch.setattr("testbed.channel.access.RELOAD_S", 0.0)
+    allowed, file = AllowList(keys), keys / "clients" / "known.key"
+    old, status = known.public.decode(), file.stat()
+    assert old in allowed
+    new = zmq.curve_keypair()[0].decode()
+    file.write_text(file.read_text().replace(old, new))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert old not in allowed and new in allowed
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_a_key_file_without_an_end_is_not_read(target: str, keys: Path, known: ClientKeys) -> None:
+    """Reading it stopped the base station."""
+    if target == "pipe":
+        os.mkfifo(keys / "clients" / "endless.key")
+    else:
+        (keys / "clients" / "endless.key").symlink_to(target)
+    assert known.public.decode() in AllowList(keys)
 
 
 def test_a_revoked_key_does_not_come_back_under_another_name(keys: Path, known: ClientKeys) -> None:
