@@ -76,7 +76,7 @@ def group() -> None:
 @app.command(cls=TableCommand)
 def run(
     file: Annotated[Path, typer.Argument(help="Configuration of the cell, see docs/guides/cell.md.")],
-    seed: Annotated[int | None, typer.Option(help="Seed of the random numbers. Default: the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random numbers. Default: the file's.", min=0)] = None,
     seconds: Annotated[float | None, typer.Option(help="Duration, warm-up included. Default: the file's.")] = None,
     real: Annotated[bool, typer.Option("--real", help="Processes, sockets and a relay, in real time.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory for the configuration and the results.")] = None,

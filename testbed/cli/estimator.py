@@ -40,7 +40,7 @@ SCORES = {
 @app.command("fit", cls=TableCommand)
 def fit(
     csv: FitCsv,
-    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the resamples.", min=0)] = 0,
     resamples: Annotated[int, typer.Option(help="Bootstrap resamples for the intervals.")] = 1000,
     held_out: HeldOut = None,
     as_json: AsJson = False,
@@ -118,7 +118,7 @@ class ProfileOptions(BenchOptions, frozen=True):
     repeats: Annotated[int, option("Measured passes per configuration, of which the median is used.")] = 3
     warmups: Annotated[int, option("Discarded passes before them.")] = 2
     thin: Annotated[int, option("Use every n-th configuration of a category.")] = 1
-    seed: Annotated[int, option("Seed of prompts, order and random configurations.")] = 0
+    seed: Annotated[int, option("Seed of prompts, order and random configurations.", least=0)] = 0
 
 
 class InterferenceOptions(BenchOptions, frozen=True):
@@ -130,7 +130,7 @@ class InterferenceOptions(BenchOptions, frozen=True):
     prefix: Annotated[int, option("Cached tokens of B.", unit="tokens")] = 500
     drafted: Annotated[int, option("New tokens of B.", unit="tokens")] = 5
     repeats: Annotated[int, option("Measured passes of each kind, of which the median is used.")] = 5
-    seed: Annotated[int, option("Seed of the prompts.")] = 0
+    seed: Annotated[int, option("Seed of the prompts.", least=0)] = 0
 
 
 @app.command("profile")

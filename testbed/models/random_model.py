@@ -36,7 +36,7 @@ class RandomModel(Config, frozen=True, kw_only=True):
     experts: Annotated[int, option("M, number of experts; qwen3-moe only.", least=1)] = 16
     active: Annotated[int, option("m, active experts per token; qwen3-moe only.", least=1)] = 2
     positions: Annotated[int, option("Maximum context length.", least=1, unit="tokens")] = 2048
-    seed: Annotated[int, option("Seed of the weights.")] = 0
+    seed: Annotated[int, option("Seed of the weights.", least=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

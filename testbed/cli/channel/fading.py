@@ -39,7 +39,7 @@ class FadingOptions(Config, frozen=True):
             flags=("--step",),
         ),
     ] = None
-    seed: Annotated[int, option("Seed; the same seed gives the same bytes.")] = 0
+    seed: Annotated[int, option("Seed; the same seed gives the same bytes.", least=0)] = 0
     speed_mps: Annotated[float, option("Speed; 0 at rest.", unit="m/s", flags=("--speed",), panel="UEs")] = 0.0
     until_m: Annotated[float, option("Distance at which a moving UE turns back.", unit="m", flags=("--until",))] = (
         RADIUS_M

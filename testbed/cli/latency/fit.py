@@ -34,7 +34,7 @@ class FitOptions(Config, frozen=True):
     experts: Annotated[str | None, option("Mixture of experts: m,M, with m of M active.")] = None
     by_length: Annotated[bool, option("Fit each prefill and decode length separately, and lines over them.")] = False
     leave_out: Annotated[str, option("Numbers of pairs of lengths to leave out in turn; needs --by-length.")] = ""
-    seed: Annotated[int, option("Seed of the choice of folds, if there are too many for all.")] = 0
+    seed: Annotated[int, option("Seed of the choice of folds, if there are too many for all.", least=0)] = 0
 
 
 @configured(FitOptions)

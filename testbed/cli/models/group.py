@@ -159,7 +159,7 @@ def make_random_model(
 def train(
     out: Annotated[Path, typer.Option(help="Output directory of the pair.")] = Path("pair"),
     work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run goes on from them.")] = Path("pair/work"),
-    seed: Annotated[int, typer.Option(help="Seed of data and weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of data and weights.", min=0)] = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     as_json: AsJson = False,
 ) -> None:

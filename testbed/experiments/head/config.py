@@ -38,7 +38,7 @@ class EpisodeCollectConfig(Config, frozen=True):
     prompt_format: fields.PromptFormat = "auto"
     shots: fields.Shots = 0
     scorer: fields.Scorer = "number"
-    seed: Annotated[int, option("Seed of policy explore.")] = 0
+    seed: Annotated[int, option("Seed of policy explore.", least=0)] = 0
     engine: fields.Engine = "vllm"
     model: fields.Target = None
     drafter: fields.DrafterFile = None

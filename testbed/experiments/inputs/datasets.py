@@ -40,8 +40,8 @@ def load_dataset(spec: str, limit: int | None = None, turns: bool = False) -> li
     Raises:
         BadInput: no such data set, an empty one, or an invalid line.
     """
-    if limit is not None and limit < 1:
-        raise BadInput(f"the number of prompts must be at least 1, not {limit}")
+    if limit is not None and not 1 <= limit <= MOST_EXAMPLES:
+        raise BadInput(f"the number of prompts must be from 1 to {MOST_EXAMPLES}, not {limit}")
     if spec.startswith(BUNDLED):
         return _bundled(spec.removeprefix(BUNDLED), limit or BUNDLED_SIZE)
     rows = _hub(spec.removeprefix("hf:")) if spec.startswith("hf:") else _file(Path(spec))

@@ -34,7 +34,9 @@ class LoadConfig(VirtualLoadConfig, frozen=True, kw_only=True):
             unit="ms",
         ),
     ] = None
-    rates: Annotated[int, option("Loads between one request at a time and the ceiling.", least=1, panel="Load")] = 9
+    rates: Annotated[
+        int, option("Loads between one request at a time and the ceiling.", least=1, most=1000, panel="Load")
+    ] = 9
     requests: Annotated[int, option("Requests per load and repeat.", least=5, most=10**6)] = 60
     repeats: Annotated[
         int,
@@ -42,8 +44,8 @@ class LoadConfig(VirtualLoadConfig, frozen=True, kw_only=True):
             "Repeats of all series, each in its own order and with arrivals of its own; intervals need two.", least=1
         ),
     ] = 3
-    at_once: Annotated[int, option("Concurrent requests while the ceiling is measured.", least=2)] = 32
-    seed: Annotated[int, option("Seed of arrivals and of replayed drafts.")] = 0
+    at_once: Annotated[int, option("Concurrent requests while the ceiling is measured.", least=2, most=10**4)] = 32
+    seed: Annotated[int, option("Seed of arrivals and of replayed drafts.", least=0)] = 0
     dataset: fields.Dataset = "bundled:test"
     max_tokens: fields.MaxTokens = 256
     prefill: Annotated[

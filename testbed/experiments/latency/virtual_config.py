@@ -17,7 +17,7 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
         BadInput: values out of their range.
     """
 
-    ues: Annotated[int, option("UEs, which take requests in turn.", least=1, panel="UEs and links")] = 16
+    ues: Annotated[int, option("UEs, which take requests in turn.", least=1, most=10**5, panel="UEs and links")] = 16
     profile: Annotated[str, option("Profile of the pass times.", completes="profiles", panel="Virtual time")] = (
         "a100-qwen3-32b-appendix"
     )

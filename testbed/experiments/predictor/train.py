@@ -33,7 +33,7 @@ class TrainConfig(Config, frozen=True):
     validation: Annotated[
         float, option("Share of the prompts kept for model choice, early stopping, calibration and thresholds.")
     ] = 0.25
-    seed: Annotated[int, option("Seed of the split, the search and the models.")] = 0
+    seed: Annotated[int, option("Seed of the split, the search and the models.", least=0)] = 0
     models: Annotated[tuple[str, ...], option("Models, separated by commas.", kinds="predictors", panel="Training")] = (
         tuple(FAMILIES)
     )

@@ -16,7 +16,7 @@ class ChatConfig(ConnectedConfig, frozen=True):
     temperature: Annotated[
         float, option("Sampling temperature, for coupled, rejection and split.", panel="Sampling")
     ] = 1.0
-    seed: Annotated[int, option("Seed of sampling.")] = 0
+    seed: Annotated[int, option("Seed of sampling.", least=0)] = 0
     context: Annotated[
         int | None,
         option("Positions of the conversation. Default: the drafter's, at most 8192.", unit="tokens", panel="Models"),

@@ -62,9 +62,9 @@ def test_a_limit_takes_the_first_and_reads_no_further(file: Path) -> None:
         load_dataset(str(file), 3)
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_below_one_is_refused(limit: int) -> None:
-    with pytest.raises(BadInput, match=f"at least 1, not {limit}"):
+@pytest.mark.parametrize("limit", [0, -1, 2**20 + 1, 10**19])
+def test_a_limit_out_of_range_is_refused(limit: int) -> None:
+    with pytest.raises(BadInput, match=f"from 1 to 1048576, not {limit}"):
         load_dataset("bundled:test", limit)
 
 
