@@ -97,17 +97,14 @@ class SessionExchanges:
         """The window that was sent ahead, after the one whose verdict is awaited."""
         self._longest_s: float | None = None
         """Longest time between tokens of a BS that decodes alone; None: there was none."""
-        self._opening = True
-        """Whether the BS has not confirmed that the session is open, since it was opened last."""
-        self._confirm_s = RESEND_S
-        """Time to wait for that confirmation before the session is opened again the first time."""
+        self._opening, self._confirm_s = True, RESEND_S
+        """Whether the BS has yet to confirm that the session is open, and the time to wait for it the first time."""
         self.opened_bytes = 0
         """Bytes of these confirmations, which count in no round."""
 
     async def open(self, round_: int) -> None:
-        """Open the session at a round; the BS has yet to confirm it."""
-        self._opening = True
-        self._confirm_s = max(RESEND_S, 8 * await self._open_session(round_) / SLOWEST_BPS)
+        """Open the session at a round."""
+        self._opening, self._confirm_s = True, max(RESEND_S, 8 * await self._open_session(round_) / SLOWEST_BPS)
 
     async def send(self, window: OutgoingWindow) -> None:
         """Send a window, or send it again."""
