@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from testbed.channel.frames import Frames
 from testbed.channel.link import Received
@@ -71,6 +71,16 @@ class VirtualServerLink:
         link = VirtualLink(uplink, patient)
         self._down[peer] = _Pipe(down, sizers[1], link.deliver)
         return link
+
+    def detach(self, peer: bytes, last: Sequence[Frames] = ()) -> None:
+        """Forget a peer that has left.
+
+        Args:
+            last: messages that arrive now in its name.
+        """
+        self._down.pop(peer, None)
+        for frames in last:
+            self._mail.put_nowait((peer, [bytes(frame) for frame in frames]))
 
     async def send(self, peer: bytes, frames: Frames) -> None:
         """Send one message to a peer; messages to unknown peers are dropped."""

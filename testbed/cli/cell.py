@@ -282,7 +282,9 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 
 def _print(found: Mapping[str, Any]) -> None:
-    from testbed.experiments.results.cell_columns import CELL_COLUMNS, cell_line, flat_row
+    from testbed.experiments.results.cell_columns import CELL_COLUMNS, STATION_COLUMNS, cell_line, flat_row
 
     print_rows([flat_row(row) for row in found["rows"]], "groups of UEs", CELL_COLUMNS)
+    if "cells" in found:
+        print_rows(found["cells"], "cells", STATION_COLUMNS)
     print(cell_line(found["cell"]))

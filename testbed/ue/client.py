@@ -15,7 +15,7 @@ from testbed.channel.link import Link
 from testbed.clock import Clock, WallClock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError, TestbedError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
-from testbed.protocols.messages import VERSION, Busy, Fault, Hello, Message, Ping, Pong, Welcome
+from testbed.protocols.messages import VERSION, Busy, Fault, Hello, Message, Ping, Pong, Resync, Welcome
 from testbed.protocols.ranges import check_ranges
 from testbed.tasks import cancel
 
@@ -244,6 +244,15 @@ class Client:
         """End the waits that a BS asked for."""
         self._moved.set()
         self._moved = asyncio.Event()
+
+    def _moved_on(self, reason: str) -> None:
+        """Another BS serves now: put a Resync into mailboxes with a waiting reader, which would wait in vain for the
+        previous one, and end the waits that it asked for.
+        """
+        for session, mailbox in self._mail.items():
+            if session >= 0 and mailbox.awaited:
+                mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
+        self._wake_waiting()
 
     def waits(self) -> list[float]:
         """Waiting times before each resend; their sum is the timeout."""

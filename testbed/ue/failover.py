@@ -22,7 +22,7 @@ from testbed.channel.link import Link
 from testbed.clock import Clock
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
-from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome, difference
+from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome, difference
 from testbed.protocols.ranges import check_ranges
 from testbed.tasks import together
 from testbed.ue.client import Client
@@ -287,11 +287,4 @@ class FailoverClient(Client):
         self._epoch += 1
         if self.welcome is not None:
             self.moves.append(self.serving)
-            self._wake(f"{self.serving} serves now")
-
-    def _wake(self, reason: str) -> None:
-        """Put a Resync into mailboxes with a waiting reader, which would wait in vain for the previous station."""
-        for session, mailbox in self._mail.items():
-            if session >= 0 and mailbox.awaited:
-                mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
-        self._wake_waiting()
+            self._moved_on(f"{self.serving} serves now")

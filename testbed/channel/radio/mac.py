@@ -73,6 +73,11 @@ class RadioCell:
             raise BadInput(f"a weight must be positive and finite, not {weight:g}")
         return RadioPort(self, ue, up, weight)
 
+    def detach(self, port: RadioPort) -> None:
+        """Remove one direction of a UE that leaves the cell, with all that waits there."""
+        port.close()
+        self._waiting[port.up].pop(port, None)
+
     def begin(self) -> float:
         """Begin the first slot now, unless it has begun; returns the time of its beginning on the loop's clock."""
         if self._start_s is None:

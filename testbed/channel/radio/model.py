@@ -104,11 +104,11 @@ class ModelSource(Config, frozen=True, tag="model", tag_field="kind"):
         gain = loss.gains(distance_m) * Shadowing(self.shadowing_db, self.decorrelation_m).gains(rng, moved_m)
         up = fading.powers(rng, n, step_s, ue.speed_mps).mean(axis=1)
         down = up if cell.tdd else fading.powers(rng, n, step_s, ue.speed_mps).mean(axis=1)
-        floors = [_watts(NOISE_DBM_HZ + figure) * cell.bandwidth_hz for figure in self.noise_figure_db]
+        floors = [watts(NOISE_DBM_HZ + figure) * cell.bandwidth_hz for figure in self.noise_figure_db]
         from_ues, from_cells = self._from_ues(loss, ue.distance_m[0]), self._from_cells(loss, distance_m, angle)
         snrs = (
-            _watts(self.uplink_dbm) * gain * up / (floors[0] + self.load * from_ues),
-            _watts(self.downlink_dbm) * gain * down / (floors[1] + self.load * from_cells),
+            watts(self.uplink_dbm) * gain * up / (floors[0] + self.load * from_ues),
+            watts(self.downlink_dbm) * gain * down / (floors[1] + self.load * from_cells),
         )
         first, second = (SinrSeries(10 * np.log10(np.maximum(snr, LEAST_SNR)), step_s) for snr in snrs)
         return first, second
@@ -118,7 +118,7 @@ class ModelSource(Config, frozen=True, tag="model", tag_field="kind"):
         place = distance_m * np.exp(1j * angle)
         cells = self.neighbour_m * np.exp(2j * math.pi * np.arange(NEIGHBOURS) / NEIGHBOURS)
         away_m = np.maximum(1.0, np.abs(place[:, None] - cells))
-        total: Array = _watts(self.downlink_dbm) * loss.gains(away_m).sum(axis=1)
+        total: Array = watts(self.downlink_dbm) * loss.gains(away_m).sum(axis=1)
         return total
 
     def _from_ues(self, loss: PathLoss, least_m: float) -> float:
@@ -128,7 +128,7 @@ class ModelSource(Config, frozen=True, tag="model", tag_field="kind"):
         metres = np.sqrt(rng.uniform(least_m**2, edge_m**2, PLACES))
         places = self.neighbour_m + metres * np.exp(2j * math.pi * rng.uniform(size=PLACES))
         gains = loss.gains(np.maximum(1.0, np.abs(places)))
-        return NEIGHBOURS * _watts(self.uplink_dbm) * float(gains.mean())
+        return NEIGHBOURS * watts(self.uplink_dbm) * float(gains.mean())
 
 
 def _mobility(ue: RadioUe, rng: np.random.Generator) -> Mobility:
@@ -137,5 +137,6 @@ def _mobility(ue: RadioUe, rng: np.random.Generator) -> Mobility:
     return Mobility(start_m, ue.speed_mps if start_m < most_m else 0.0, most_m)
 
 
-def _watts(dbm: float) -> float:
+def watts(dbm: float) -> float:
+    """A power in W."""
     return float(10 ** (dbm / 10 - 3))

@@ -76,6 +76,7 @@ class RadioPort:
         """Blocks in the air."""
         self._granted = 0
         self._average, self._averaged = 1.0, -1
+        self._closed = False
 
     def carry(self, size_bytes: float, deliver: Callable[[], None], due_s: float = math.inf) -> None:
         """Send a message; `deliver` is called when it has arrived at the other end, in order.
@@ -83,6 +84,8 @@ class RadioPort:
         Args:
             due_s: time on the loop's clock by which it should arrive, for scheduler `edf`.
         """
+        if self._closed:
+            return
         if not self.waiting:
             self._granted = self._cell.granted(self.up)
         self.sent_bytes += int(size_bytes)
@@ -151,12 +154,20 @@ class RadioPort:
         """End of the slot in which `parts` were sent: deliver what is complete, or send it again later."""
         for part in parts:
             self._in_air.remove(part)
-            if lost:
+            if lost and not self._closed:
                 self._again.append(self._repeated(part))
+        if self._closed:
+            return
         if not lost:
             self._deliver()
         elif parts:
             self._cell.wake(self)
+
+    def close(self) -> None:
+        """Drop all messages that have not arrived, and those that come later: the UE has left the cell."""
+        self._closed, self._next = True, self._end
+        self._messages.clear()
+        self._again.clear()
 
     def _repeated(self, part: Block) -> Block:
         harq = self._cell.config.harq

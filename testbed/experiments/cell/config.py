@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from testbed import fields
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
-from testbed.channel.radio.model import RadioUe
+from testbed.channel.radio.model import ModelSource, RadioUe
 from testbed.errors import BadInput
-from testbed.experiments.inputs.state import check_kind
+from testbed.experiments.cell.stations import CellsConfig
+from testbed.experiments.inputs.state import NONE, check_kind
 from testbed.optim.loops.objectives import objective
 from testbed.options import Config, option
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
@@ -46,6 +47,9 @@ class UeGroup(Config, frozen=True):
         tuple[float, float], option("Least and most distance from the BS, for sources of kind model.", unit="m")
     ] = (10.0, 200.0)
     speed_mps: Annotated[float, option("Speed, for sources of kind model.", least=0, most=300, unit="m/s")] = 0.0
+    path_m: tuple[tuple[float, float], ...] = ()
+    """With `cells`: points x, y between which its UEs move to the last and back, starting at equal distances along it.
+    Default: from their places around a base station, as `distance_m` says."""
     traffic: Literal["tokens", "bytes"] = "tokens"
     message_bytes: Annotated[int, option("Size of a message.", least=1, most=2**30, unit="bytes")] = 1500
     every_s: Annotated[float, option("Time between two messages.", least=1e-4, most=1e4, unit="s")] = 0.1
@@ -203,6 +207,8 @@ class CellConfig(Config, frozen=True):
     ues: tuple[UeGroup, ...] = ()
     bs: CellBs = CellBs()
     control: CellControl = CellControl()
+    cells: CellsConfig | None = None
+    """Several base stations, between which UEs move. Default: one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -216,6 +222,26 @@ class CellConfig(Config, frozen=True):
         if sum(group.count for group in self.ues) > MOST_UES:
             raise BadInput(f"a cell has at most {MOST_UES} UEs")
         self._check_control()
+        self._check_cells()
+
+    def _check_cells(self) -> None:
+        """Refuse what is for one cell only.
+
+        Raises:
+            BadInput: a path without cells; with them, channels without places, or what is not known of several cells.
+        """
+        for group in self.ues:
+            if group.path_m and (self.cells is None or len(set(group.path_m)) < 2):
+                raise BadInput(f"group {group.name}: path_m needs `cells`, and two different points")
+            if self.cells is not None and (group.csi != NONE or group.together):
+                raise BadInput(f"group {group.name}: csi and together are for one cell, not for `cells`")
+        if self.cells is None:
+            return
+        source = self.radio.source
+        if not isinstance(source, ModelSource) or source.load:
+            raise BadInput("cells need a source of kind model without load: interference is that of the cells")
+        if self.control.decides or self.bs.plan is not None:
+            raise BadInput("control and plans are for one cell, not for `cells`")
 
     def _check_control(self) -> None:
         """Refuse a control that cannot be carried out.

@@ -10,6 +10,7 @@ import numpy as np
 
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.parts.counting import CellRun
+from testbed.experiments.cell.several.rows import moves, station_rows
 from testbed.experiments.cell.tally import ResponseSums, UeTally
 from testbed.experiments.results.cell_columns import flat_row
 from testbed.protocols.fh import FullHidden
@@ -22,12 +23,12 @@ response, on average."""
 
 def document(config: CellConfig, run: CellRun) -> dict[str, Any]:
     """The answer of `testbed cell run --json`, see `docs/guides/cell.md`."""
-    return {
-        "schema": SCHEMA,
-        "seed": config.seed,
-        "rows": [group_row(group, tallies, run.seconds, config.radio.bandwidth_hz) for group, tallies in run.groups],
-        "cell": cell_row(run),
-    }
+    rows = [group_row(group, tallies, run.seconds, config.radio.bandwidth_hz) for group, tallies in run.groups]
+    found = {"schema": SCHEMA, "seed": config.seed, "rows": rows, "cell": cell_row(run)}
+    if config.cells is None:
+        return found
+    found["rows"] = [row | moves(tallies) for row, (_, tallies) in zip(rows, run.groups, strict=True)]
+    return found | {"cells": station_rows(config.cells, run)}
 
 
 def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwidth_hz: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A cell in virtual time: groups of UEs, one radio, one base station."""
+"""A cell in virtual time: groups of UEs, one radio, one base station; or several such cells."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear,
 from testbed.experiments.cell.parts.decoding import DecodingUes
 from testbed.experiments.cell.parts.station import base_station
 from testbed.experiments.cell.planning import read_plan, ue_name
+from testbed.experiments.cell.several.network import Network
 from testbed.experiments.cell.tally import Counted, UeTally, Watch, unwatched
 from testbed.experiments.cell.ue import dice_of, send_bytes
 from testbed.experiments.deployment.links import VirtualRadio
@@ -52,7 +53,8 @@ def run_cell(
         told(config.warmup_s + seconds, config.seconds)
         return clear(seconds)
 
-    return run_virtually(_Cell(config, channels_s or config.seconds).run(watches or {}, stepped))
+    make = _Cell if config.cells is None else Network
+    return run_virtually(make(config, channels_s or config.seconds).run(watches or {}, stepped))
 
 
 class _Cell:

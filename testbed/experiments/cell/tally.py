@@ -6,10 +6,10 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
-from testbed.channel.radio.ports import RadioPort
 from testbed.clock import Clock
 from testbed.ue.records import RequestRecord, RoundRecord
 
@@ -160,10 +160,17 @@ class UeTally:
         self.violated += 1
 
 
+class DueWay(Protocol):
+    """A way that takes the time by which a message should arrive."""
+
+    def carry(self, size_bytes: float, deliver: Callable[[], None], due_s: float) -> None:
+        """See `RadioPort.carry`."""
+
+
 class Counted:
     """Implements `OneWay`: a port whose messages are counted, and due with the next token of the UE."""
 
-    def __init__(self, way: RadioPort, tally: UeTally, up: bool, clock: Clock) -> None:
+    def __init__(self, way: DueWay, tally: UeTally, up: bool, clock: Clock) -> None:
         self._way, self._tally, self._up, self._clock = way, tally, up, clock
 
     def carry(self, size_bytes: float, deliver: Callable[[], None]) -> None:

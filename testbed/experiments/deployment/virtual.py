@@ -4,7 +4,7 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from testbed.bs.engines.runner import EngineRunner
@@ -14,8 +14,10 @@ from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import OneWay
-from testbed.channel.virtual import Sizer, VirtualServerLink, frame_bytes
+from testbed.channel.virtual import Sizer, VirtualLink, VirtualServerLink, frame_bytes
 from testbed.clock import Clock
+from testbed.protocols.codec import encode
+from testbed.protocols.messages import Close
 from testbed.tasks import beside
 from testbed.ue.client import Client
 from testbed.virtual_time import VirtualClock
@@ -60,8 +62,15 @@ class VirtualStation:
             name: identity of the UE; None: a number.
         """
         self._peers += 1
-        link = self._link.attach(name or f"ue-{self._peers}".encode(), *ways, sizers, patient=True)
-        return Client(link, self._clock, 0, TIMEOUT_S)
+        return Client(self.attach(ways, sizers, name or f"ue-{self._peers}".encode()), self._clock, 0, TIMEOUT_S)
+
+    def attach(self, ways: tuple[OneWay, OneWay], sizers: tuple[Sizer, Sizer], name: bytes) -> VirtualLink:
+        """A new UE's link; arguments as in `connect`."""
+        return self._link.attach(name, *ways, sizers, patient=True)
+
+    def release(self, name: bytes, sessions: Iterable[int]) -> None:
+        """Forget a UE that has left, and close its sessions (UE context release, 3GPP TS 38.423)."""
+        self._link.detach(name, [encode(Close(session=number)) for number in sessions])
 
     async def serve(self) -> None:
         """Serve until cancelled."""

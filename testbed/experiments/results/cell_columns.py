@@ -27,8 +27,22 @@ CELL_COLUMNS = {
     "delay_s": ("delay s", "{:.4f}"),
     "delay_p95_s": ("delay p95 s", "{:.4f}"),
     "joules_per_token": ("J/token", "{:.3f}"),
+    "handovers_per_ue": ("handovers/UE", "{:.2f}"),
+    "interruption_s": ("interruption s", "{:.3f}"),
+    "prefilled_again": ("prefilled again", "{:d}"),
 }
 """Headers and formats, what matters most first; the three shares are of the rounds' time."""
+
+STATION_COLUMNS = {
+    "cell": ("cell", "{}"),
+    "goodput_tps": ("goodput tok/s", "{:.1f}"),
+    "handovers": ("handovers", "{:d}"),
+    "prefilled_again": ("prefilled again", "{:d}"),
+    "uplink_utilisation": ("uplink", "{:.2f}"),
+    "downlink_utilisation": ("downlink", "{:.2f}"),
+    "busy_share": ("verifier", "{:.2f}"),
+}
+"""The same for the rows of several cells."""
 
 
 def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from testbed.channel.trace import Trace, write_trace
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.csi import WatchedChannel
-from testbed.experiments.cell.judge import ChanceJudge
+from testbed.experiments.cell.parts.judge import ChanceJudge
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.inputs.state import ASSUMED_MBPS

@@ -1,0 +1,166 @@
+"""Channels between the UEs and the base stations of several cells: places, received powers, and SINRs.
+
+The parameters are those of `ModelSource`, without its `load`. The gain of a UE and a base station is path loss and
+shadowing, independent between base stations; small-scale fading belongs to the UE, and acts on its serving cell alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.channel.radio.adaptation import AdaptedAir, LazySeries, SinrSeries
+from testbed.channel.radio.cell import Mobility
+from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
+from testbed.channel.radio.model import (
+    LEAST_SNR,
+    LONGEST_STEP_S,
+    MOST_STEPS,
+    NOISE_DBM_HZ,
+    STEPS_PER_COHERENCE,
+    ModelSource,
+    Spectrum,
+    watts,
+)
+from testbed.channel.trace import Array
+from testbed.errors import BadInput
+
+PLACE_STEP_S, STEP_M = 0.1, 0.5
+"""Longest step of places, in time and in distance."""
+NEAREST_M = 1.0
+"""Least distance between a UE and a base station."""
+
+
+class NetworkUe(NamedTuple):
+    """A UE of a network as its channels need it."""
+
+    distance_m: tuple[float, float] = (10.0, 200.0)
+    """Without a path: its place is uniform over this ring around its first base station. With a speed it moves away
+    from it to the ring's far edge, and back."""
+    speed_mps: float = 0.0
+    path_m: tuple[tuple[float, float], ...] = ()
+    """Points between which it moves along straight lines, to the last and back."""
+    start: float = 0.0
+    """Share of the path at which it starts."""
+
+
+def places(ue: NetworkUe, home: complex, rng: np.random.Generator, t_s: Array) -> NDArray[np.complex128]:
+    """[n] places [m] at times [n], x + iy.
+
+    Raises:
+        BadInput: distances out of order or not positive, or a path without length.
+    """
+    if not ue.path_m:
+        least_m, most_m = ue.distance_m
+        if not 0 < least_m <= most_m < math.inf:
+            raise BadInput(f"distances need [least, most] with 0 < least <= most, not [{least_m:g}, {most_m:g}] m")
+        start_m, angle = math.sqrt(rng.uniform(least_m**2, most_m**2)), rng.uniform(0, 2 * math.pi)
+        away = Mobility(start_m, ue.speed_mps if start_m < most_m else 0.0, most_m).distances(t_s)
+        return np.asarray(home + away * np.exp(1j * angle), np.complex128)
+    points = np.array([complex(x, y) for x, y in ue.path_m])
+    gone_m = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(points)))])
+    length_m = float(gone_m[-1])
+    if not 0 < length_m < math.inf:
+        raise BadInput("a path needs two points at different places")
+    along = (ue.start * length_m + ue.speed_mps * t_s) % (2 * length_m)
+    along = np.minimum(along, 2 * length_m - along)
+    return np.asarray(np.interp(along, gone_m, points.real) + 1j * np.interp(along, gone_m, points.imag))
+
+
+class NetworkChannels:
+    """Gains between all UEs and base stations during `seconds`, after which they repeat.
+
+    Args:
+        stations: [c] places [m], x + iy.
+
+    Raises:
+        BadInput: see `places`.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        stations: Sequence[complex],
+        ues: Sequence[NetworkUe],
+        cell: Spectrum,
+        seconds: float,
+        seed: int,
+    ) -> None:
+        self._source, self._cell, self._ues, self._seed, self._seconds = source, cell, ues, seed, seconds
+        fastest_mps = max(ue.speed_mps for ue in ues)
+        self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
+        self._step_s = max(self._step_s, seconds / MOST_STEPS)
+        self._steps = max(1, math.ceil(seconds / self._step_s))
+        self.gains: NDArray[np.float32] = np.stack(
+            [self._gains(ue, number, np.array(stations)) for number, ue in enumerate(ues)]
+        )
+        """[ues, stations, steps] linear gains: path loss and shadowing."""
+        self._floors = [watts(NOISE_DBM_HZ + figure) * cell.bandwidth_hz for figure in source.noise_figure_db]
+        self._fading = LazySeries(self._faded)
+
+    def at(self, t_s: float) -> int:
+        """The step of a time."""
+        return int(t_s / self._step_s + 1e-6) % self._steps
+
+    def rsrp_dbm(self, t_s: float) -> Array:
+        """[ues, stations] powers that the UEs receive from the base stations, without fading and noise."""
+        powers: Array = self._source.downlink_dbm + 10 * np.log10(self.gains[:, :, self.at(t_s)].astype(np.float64))
+        return powers
+
+    def air(self, station: int) -> AdaptedAir:
+        """The channels of all UEs to one base station."""
+        return AdaptedAir(
+            self._source.adaptation,
+            LazySeries(lambda ue: (LinkSinr(self, ue, station, True), LinkSinr(self, ue, station, False))),
+            self._cell.bler,
+        )
+
+    def sinr_db(self, ue: int, station: int, up: bool, t_s: float) -> float:
+        """SINR between a UE and a base station that serves it."""
+        dbm = self._source.uplink_dbm if up else self._source.downlink_dbm
+        power_w = watts(dbm) * float(self.gains[ue, station, self.at(t_s)])
+        snr = power_w / self._floors[not up]
+        return 10 * math.log10(max(snr, LEAST_SNR)) + self._fading[ue][not up].at(t_s)
+
+    def _gains(self, ue: NetworkUe, number: int, stations: NDArray[np.complex128]) -> NDArray[np.float32]:
+        """[stations, steps] gains of a UE."""
+        rng, source = np.random.default_rng([self._seed, number]), self._source
+        t_s = np.arange(self._steps, dtype=np.float64) * self._step_s
+        place = places(ue, stations[number % len(stations)], rng, t_s)
+        moved_m = np.abs(np.diff(place, prepend=place[0]))
+        loss = PathLoss(10 ** (source.gain_1m_db / 10), source.exponent)
+        gains = loss.gains(np.maximum(NEAREST_M, np.abs(place - stations[:, None])))
+        shadowing = Shadowing(source.shadowing_db, source.decorrelation_m)
+        if shadowing.sigma_db:
+            gains = gains * np.stack([shadowing.gains(rng, moved_m) for _ in stations])
+        return np.asarray(gains, np.float32)
+
+    def _faded(self, ue: int) -> tuple[SinrSeries, SinrSeries]:
+        """Small-scale fading of a UE in dB, up and down."""
+        fading = SmallScale(kind=self._source.fading, k_db=self._source.k_db, carrier_hz=self._source.carrier_hz)
+        speed_mps, rng = self._ues[ue].speed_mps, np.random.default_rng([self._seed, ue, 1])
+        step_s = min(LONGEST_STEP_S, fading.coherence_at(speed_mps) / STEPS_PER_COHERENCE)
+        step_s = max(self._cell.slot_s, self._seconds / MOST_STEPS, step_s)
+        n = max(1, math.ceil(self._seconds / step_s))
+
+        def drawn() -> SinrSeries:
+            powers = fading.powers(rng, n, step_s, speed_mps).mean(axis=1)
+            return SinrSeries(10 * np.log10(np.maximum(powers, LEAST_SNR)), step_s)
+
+        up = drawn()
+        return up, up if self._cell.tdd else drawn()
+
+
+class LinkSinr(SinrSeries):
+    """SINR over time of one direction between a UE and a base station."""
+
+    def __init__(self, channels: NetworkChannels, ue: int, station: int, up: bool) -> None:
+        self._channels, self._ue, self._station, self._up = channels, ue, station, up
+
+    def at(self, t_s: float) -> float:
+        """SINR in dB at a time of at least 0."""
+        return self._channels.sinr_db(self._ue, self._station, self._up, t_s)

@@ -1,0 +1,100 @@
+"""Several cells in virtual time: base stations with radio and engine of their own, and UEs that move between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from testbed.channel.radio.mac import RadioCell
+from testbed.channel.radio.model import ModelSource, Spectrum
+from testbed.channel.radio.network import NetworkChannels, NetworkUe
+from testbed.errors import BadInput
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear, Site, grouped
+from testbed.experiments.cell.parts.decoding import DecodingUes
+from testbed.experiments.cell.parts.station import base_station
+from testbed.experiments.cell.several.cache import RoamingCache
+from testbed.experiments.cell.several.roaming import Roaming, RoamingSite, RoamingUe
+from testbed.experiments.cell.several.tally import RoamingTally
+from testbed.experiments.cell.several.ue import RoamingClient, RoamingPort
+from testbed.experiments.cell.stations import Station
+from testbed.experiments.cell.tally import Counted, Watch, unwatched
+from testbed.experiments.cell.ue import dice_of, send_bytes
+from testbed.experiments.deployment.virtual import VirtualDeployment
+from testbed.intervals import independent_seed
+from testbed.ue.channel_state import UNKNOWN, ChannelState
+from testbed.ue.client import Client
+
+
+def network_ues(config: CellConfig) -> list[NetworkUe]:
+    """The UEs of all groups, in order, as their channels need them."""
+    return [
+        NetworkUe(group.distance_m, group.speed_mps, group.path_m, number / group.count)
+        for group in config.ues
+        for number in range(group.count)
+    ]
+
+
+class Network:
+    """The parts of a run of several cells.
+
+    Raises:
+        BadInput: a configuration without `cells`, an unknown profile, or places that cannot be.
+    """
+
+    def __init__(self, config: CellConfig, channels_s: float) -> None:
+        source, radio = config.radio.source, config.radio
+        if config.cells is None or not isinstance(source, ModelSource):
+            raise BadInput("several cells need `cells`, and a source of kind model")
+        self._config, self._cells = config, config.cells
+        self._deployment = VirtualDeployment()
+        self._decoding = DecodingUes(config, self._deployment.clock)
+        spectrum = Spectrum(radio.bandwidth_hz, radio.slot_s, radio.duplex == "tdd", radio.harq.bler)
+        stations = [complex(*station.at_m) for station in self._cells.stations]
+        self.channels = NetworkChannels(source, stations, network_ues(config), spectrum, channels_s, config.seed)
+        self.sites = [self._site(number, station) for number, station in enumerate(self._cells.stations)]
+        self._members = [group for group in config.ues for _ in range(group.count)]
+
+    def _site(self, number: int, station: Station) -> RoamingSite:
+        config = self._config
+        bs = config.bs if station.profile is None else replace(config.bs, profile=station.profile)
+        seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
+        cache = RoamingCache(bs.kv_tokens)
+        radio = RadioCell(config.radio, self.channels.air(number), seed)
+        return RoamingSite(Site(radio, base_station(self._deployment, config, bs, cache=cache)), cache)
+
+    async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:
+        """Run it; arguments as in `run_cell`."""
+        config, clock = self._config, self._deployment.clock
+        from_s, to_s = clock.time() + config.warmup_s, clock.time() + config.seconds
+        tallies = [RoamingTally(clock, from_s, to_s, watches.get(group.name, unwatched)) for group in self._members]
+        ues = [self._ue(number, tally) for number, tally in enumerate(tallies)]
+        for one in self.sites:
+            one.site.radio.begin()
+        self.roaming = Roaming(self._cells.handover, self.channels, self.sites, ues, clock)
+        self.roaming.begin()
+        lives = [self._life(group, ue) for group, ue in zip(self._members, ues, strict=True)]
+        counter = CellCounter(config, clock, [one.site for one in self.sites], [ue.ports for ue in ues])
+        counted = counter.count(grouped(config, tallies), from_s, to_s, clear)
+        return await self._deployment.run(counted, self.roaming.run(), *lives)
+
+    def _ue(self, number: int, tally: RoamingTally) -> RoamingUe:
+        group = self._members[number]
+        ports = {up: RoamingPort(number, up, group.weight) for up in (True, False)}
+        if group.traffic == "bytes":
+            return RoamingUe(number, ports, tally)
+        return RoamingUe(number, ports, tally, RoamingClient(self._deployment.clock), self._decoding.sizers(group))
+
+    async def _life(self, group: UeGroup, ue: RoamingUe) -> None:
+        clock = self._deployment.clock
+        if ue.client is None:
+            way = Counted(ue.ports[True], ue.tally, True, clock)
+            await send_bytes(group, way, clock, dice_of(self._config.seed, ue.number))
+        else:
+            await self._decoding.decode(group, ue.number, ue.tally, ue.client, _unknown)
+
+
+async def _unknown(client: Client) -> ChannelState:
+    """The UEs of several cells know nothing of their channels."""
+    return UNKNOWN

@@ -1,0 +1,59 @@
+"""Counters of a UE that moves between base stations."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from testbed.clock import Clock
+from testbed.experiments.cell.tally import UeTally, Watch, unwatched
+from testbed.ue.records import RoundRecord
+
+
+class RoamingTally(UeTally):
+    """What one UE did, and where; arguments as in `UeTally`."""
+
+    def __init__(self, clock: Clock, from_s: float, to_s: float, watch: Watch = unwatched) -> None:
+        super().__init__(clock, from_s, to_s, watch)
+        self.station: int | None = None
+        """Base station that serves it; None: none does."""
+        self.tokens_at: Counter[int] = Counter()
+        """Committed tokens by base station."""
+        self.arrivals: Counter[int] = Counter()
+        """Handovers by the base station that took the UE over."""
+        self.failures = 0
+        """Times at which its base station failed."""
+        self.prefilled_again: Counter[int] = Counter()
+        """Tokens whose keys and values a base station computed although another had them, by base station."""
+        self.interruptions_s: list[float] = []
+        """Times from leaving a base station within a response to the next committed tokens."""
+        self._left_s: float | None = None
+
+    def round(self, record: RoundRecord) -> None:
+        """See `UeTally.round`."""
+        super().round(record)
+        if not self.counting:
+            return
+        if self.station is not None:
+            self.tokens_at[self.station] += record.committed
+        if self._left_s is not None:
+            self.interruptions_s.append(self._clock.time() - self._left_s)
+        self._left_s = None
+
+    def left(self, decoding: bool) -> None:
+        """The UE leaves its base station, within a response or not."""
+        self.station, self._left_s = None, self._clock.time() if decoding else None
+
+    def arrived(self, station: int, handover: bool) -> None:
+        """A base station takes the UE over; `handover`: from another one that had not failed."""
+        self.station = station
+        if self.counting:
+            self.arrivals[station] += handover
+
+    def failed(self) -> None:
+        """Its base station has failed."""
+        self.failures += self.counting
+
+    def prefilled(self, station: int, tokens: int) -> None:
+        """A base station has computed tokens again."""
+        if self.counting:
+            self.prefilled_again[station] += tokens

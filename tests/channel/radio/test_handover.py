@@ -1,0 +1,118 @@
+"""Event A3 against the text of 3GPP TS 38.331, cell by cell and UE by UE; places and received powers by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from testbed.channel.radio.handover import A3Events, Handover
+from testbed.channel.radio.model import ModelSource, Spectrum
+from testbed.channel.radio.network import NetworkChannels, NetworkUe
+from testbed.errors import BadInput
+
+PLAIN = ModelSource(shadowing_db=0.0, fading="none")
+SPECTRUM = Spectrum(20e6, 1e-3, False)
+
+
+def test_the_filter_halves_what_is_left_at_coefficient_4() -> None:
+    events = A3Events(Handover(filter_coefficient=4.0), 1, 2)
+    serving = np.array([0])
+    events.measure(0.0, np.array([[-80.0, -100.0]]), serving)
+    events.measure(0.04, np.array([[-80.0, -80.0]]), serving)
+    assert events.filtered_dbm[0].tolist() == [-80.0, -90.0]
+    events.measure(0.08, np.array([[-80.0, -80.0]]), serving)
+    assert events.filtered_dbm[0, 1] == -85.0
+
+
+@pytest.mark.parametrize("better_db", [3.9, 4.1])
+def test_a_neighbour_triggers_above_offset_and_hysteresis_after_the_time_to_trigger(better_db: float) -> None:
+    events = A3Events(Handover(a3_offset_db=3.0, hysteresis_db=1.0, time_to_trigger_ms=160.0), 1, 2)
+    powers = np.array([[-90.0, -90.0 + better_db]])
+    found = [events.measure(step * 0.04, powers, np.array([0])) for step in range(6)]
+    if better_db < 4:
+        assert found == [{}] * 6
+    else:
+        assert found == [{}, {}, {}, {}, {0: 1}, {0: 1}]
+
+
+def test_a_dip_starts_the_time_to_trigger_again() -> None:
+    events = A3Events(Handover(filter_coefficient=0.0, time_to_trigger_ms=80.0), 1, 2)
+    good, bad = np.array([[-90.0, -80.0]]), np.array([[-90.0, -90.0]])
+    found = [events.measure(n * 0.04, p, np.array([0])) for n, p in enumerate([good, good, bad, good, good, good])]
+    assert found == [{}, {}, {}, {}, {}, {0: 1}]
+
+
+def scalar_events(config: Handover, powers: np.ndarray, serving: list[int]) -> list[tuple[int, int, int]]:
+    """The same for one UE and one neighbour at a time: (step, UE, cell)."""
+    weight, found = 1 / 2 ** (config.filter_coefficient / 4), []
+    steps, ues, cells = powers.shape
+    filtered = [[math.nan] * cells for _ in range(ues)]
+    since: list[dict[int, float]] = [{} for _ in range(ues)]
+    for step in range(steps):
+        now_s = step * config.measure_s
+        for ue in range(ues):
+            for cell in range(cells):
+                old, new = filtered[ue][cell], float(powers[step, ue, cell])
+                filtered[ue][cell] = new if step == 0 else (1 - weight) * old + weight * new
+            ready = []
+            for cell in range(cells):
+                enters = filtered[ue][cell] - config.hysteresis_db > filtered[ue][serving[ue]] + config.a3_offset_db
+                if cell == serving[ue] or not enters:
+                    since[ue].pop(cell, None)
+                    continue
+                since[ue].setdefault(cell, now_s)
+                if now_s - since[ue][cell] >= config.time_to_trigger_ms / 1e3 - 1e-9:
+                    ready.append((filtered[ue][cell], cell))
+            if ready:
+                found.append((step, ue, max(ready)[1]))
+                serving[ue], since[ue] = max(ready)[1], {}
+    return found
+
+
+def test_events_of_many_ues_are_those_of_each_alone() -> None:
+    config = Handover(a3_offset_db=2.0, hysteresis_db=0.5, time_to_trigger_ms=120.0, filter_coefficient=3.0)
+    powers = np.cumsum(np.random.default_rng(5).normal(0, 2.0, (200, 7, 4)), axis=0) - 90
+    events, serving, found = A3Events(config, 7, 4), np.arange(7) % 4, []
+    expected = scalar_events(config, powers, serving.tolist())
+    for step, measured in enumerate(powers):
+        for ue, cell in sorted(events.measure(step * config.measure_s, measured, serving).items()):
+            found.append((step, ue, cell))
+            serving[ue] = cell
+            events.moved(ue)
+    assert len(expected) > 20
+    assert found == expected
+
+
+def test_powers_along_a_path_are_those_of_the_distances() -> None:
+    """At 10 m/s from (10, 5), after 3 s at (40, 5)."""
+    ue = NetworkUe(speed_mps=10.0, path_m=((10.0, 5.0), (110.0, 5.0)))
+    channels = NetworkChannels(PLAIN, [0j, 200 + 0j], [ue], SPECTRUM, 30.0, seed=0)
+    expected = [43 - 34 - 35.3 * math.log10(math.hypot(x, 5)) for x in (40, 160)]
+    assert channels.rsrp_dbm(3.0)[0].tolist() == pytest.approx(expected, abs=1e-4)
+    assert channels.rsrp_dbm(17.0)[0].tolist() == pytest.approx(expected, abs=1e-4)  # on its way back
+
+
+def test_a_ue_alone_has_the_snr_of_its_link_budget() -> None:
+    """100 m: 43 - 34 - 70.6 dBm against -174 + 9 + 73.01 dBm."""
+    ue = NetworkUe(path_m=((100.0, 0.0), (101.0, 0.0)))
+    channels = NetworkChannels(PLAIN, [0j, 500 + 0j], [ue], SPECTRUM, 1.0, seed=0)
+    assert channels.sinr_db(0, 0, False, 0.0) == pytest.approx(43 - 104.6 + 174 - 9 - 73.0103, abs=1e-3)
+    assert channels.sinr_db(0, 0, True, 0.0) == pytest.approx(23 - 104.6 + 174 - 5 - 73.0103, abs=1e-3)
+
+
+def test_shadowing_of_two_base_stations_is_independent_and_repeats_with_the_seed() -> None:
+    ues = [NetworkUe(path_m=((100.0, 0.0), (100.0, 9.0)))] * 2000
+    source = ModelSource(shadowing_db=8.0, fading="none")
+    made = [NetworkChannels(source, [0j, 200 + 0j], ues, SPECTRUM, 0.1, seed=3).rsrp_dbm(0.0) for _ in range(2)]
+    assert np.array_equal(*made)
+    own, other = made[0].T
+    assert np.std(own) == pytest.approx(8.0, rel=0.1)
+    assert abs(np.corrcoef(own, other)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("ue", [NetworkUe((0.0, 10.0)), NetworkUe((20.0, 10.0)), NetworkUe(path_m=((1.0, 1.0),))])
+def test_places_that_cannot_be_are_refused(ue: NetworkUe) -> None:
+    with pytest.raises(BadInput, match=r"distances|path"):
+        NetworkChannels(PLAIN, [0j, 200 + 0j], [ue], SPECTRUM, 1.0, seed=0)
