@@ -24,7 +24,6 @@ RESEND_S = 2.0
 """Time until an unanswered message is sent again, doubled each time."""
 HANDSHAKES = 3
 """RTT handshakes before a request, where its RTT is needed; the shortest counts."""
-
 SILENT_S = 5.0
 """Silence in real time after which a warning is logged."""
 
@@ -246,9 +245,7 @@ class Client:
         self._moved = asyncio.Event()
 
     def _moved_on(self, reason: str) -> None:
-        """Another BS serves now: put a Resync into mailboxes with a waiting reader, which would wait in vain for the
-        previous one, and end the waits that it asked for.
-        """
+        """Another BS serves now: end waits for the previous one, with a Resync in mailboxes that are read."""
         for session, mailbox in self._mail.items():
             if session >= 0 and mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
@@ -294,16 +291,10 @@ class Client:
             except LinkError as exc:  # the BS broke a bound
                 self._fail(exc)
                 continue
-            mailbox = self._mail.get(getattr(packet.message, "session", -1))
-            if mailbox is not None:
+            if (mailbox := self._mail.get(getattr(packet.message, "session", -1))) is not None:
                 mailbox.put(packet)
 
 
 def _late(message: Message, token: int) -> bool:
     """Whether a message answers an earlier handshake, or is a duplicate Welcome."""
     return isinstance(message, Welcome) or (isinstance(message, Pong) and message.token != token)
-
-
-def short_name(model: str) -> str:
-    """Short name of a BS's model: the last part of a directory; a Hugging Face id as it is."""
-    return model.rstrip("/").rpartition("/")[2] if model[:1] in "/.~" else model

@@ -85,3 +85,8 @@ def dial(
     if len(links) == 1:
         return Client(links[0].link, clock, first, timeout_s)
     return FailoverClient(links, clock, first, timeout_s, silence_s)
+
+
+def short_name(model: str) -> str:
+    """Short name of a BS's model: the last part of a directory; a Hugging Face id as it is."""
+    return model.rstrip("/").rpartition("/")[2] if model[:1] in "/.~" else model

@@ -20,6 +20,9 @@ from testbed.channel.radio.ports import Block, RadioPort
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS, Demand
 from testbed.errors import BadInput
 
+Used = Callable[[int, int, bool, float], object]
+"""Takes a slot, a UE, whether it is the uplink, and the UE's share of the bandwidth."""
+
 
 @dataclass
 class MacCounters:
@@ -48,10 +51,17 @@ class RadioCell:
     Args:
         air: state of each UE's channel.
         seed: seed of the block errors.
+        used: told of every share of the bandwidth in use.
     """
 
-    def __init__(self, config: RadioConfig, air: Air, seed: int = 0) -> None:
-        self.config, self._air = config, air
+    def __init__(
+        self,
+        config: RadioConfig,
+        air: Air,
+        seed: int = 0,
+        used: Callable[[int, int, bool, float], object] | None = None,
+    ) -> None:
+        self.config, self._air, self._used = config, air, used
         self._share = RADIO_SCHEDULERS.choose(config.scheduler).share
         self._waiting: dict[bool, dict[RadioPort, None]] = {True: {}, False: {}}
         self._dice = random.Random(f"blocks {seed}")
@@ -160,3 +170,5 @@ class RadioCell:
                 if not port.waiting:
                     del self._waiting[up][port]
                 counters.count(share, bits, lost)
+                if self._used is not None:
+                    self._used(slot, port.ue, up, share)

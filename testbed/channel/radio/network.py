@@ -1,7 +1,8 @@
 """Channels between the UEs and the base stations of several cells: places, received powers, and SINRs.
 
-The parameters are those of `ModelSource`, without its `load`. The gain of a UE and a base station is path loss and
-shadowing, independent between base stations; small-scale fading belongs to the UE, and acts on its serving cell alone.
+Parameters are those of `ModelSource`; interference comes from what the cells use (`Loads`), not from its `load`. The
+gain of a UE and a base station is path loss and shadowing, independent between base stations; small-scale fading
+belongs to the UE, and acts on its serving cell alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from testbed.channel.radio.adaptation import AdaptedAir, LazySeries, SinrSeries
 from testbed.channel.radio.cell import Mobility
 from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
+from testbed.channel.radio.loads import Loads
 from testbed.channel.radio.model import (
     LEAST_SNR,
     LONGEST_STEP_S,
@@ -76,6 +78,7 @@ class NetworkChannels:
 
     Args:
         stations: [c] places [m], x + iy.
+        loads: what the cells use; None: they do not interfere.
 
     Raises:
         BadInput: see `places`.
@@ -89,8 +92,10 @@ class NetworkChannels:
         cell: Spectrum,
         seconds: float,
         seed: int,
+        loads: Loads | None = None,
     ) -> None:
         self._source, self._cell, self._ues, self._seed, self._seconds = source, cell, ues, seed, seconds
+        self._loads, self._from_ues = loads, dict[int, Array]()
         fastest_mps = max(ue.speed_mps for ue in ues)
         self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
         self._step_s = max(self._step_s, seconds / MOST_STEPS)
@@ -123,8 +128,34 @@ class NetworkChannels:
         """SINR between a UE and a base station that serves it."""
         dbm = self._source.uplink_dbm if up else self._source.downlink_dbm
         power_w = watts(dbm) * float(self.gains[ue, station, self.at(t_s)])
-        snr = power_w / self._floors[not up]
+        snr = power_w / (self._floors[not up] + self.interference_w(ue, station, up, t_s))
         return 10 * math.log10(max(snr, LEAST_SNR)) + self._fading[ue][not up].at(t_s)
+
+    def interference_w(self, ue: int, station: int, up: bool, t_s: float) -> float:
+        """Mean power of the other cells at a time: at the base station on the uplink, at the UE on the downlink.
+
+        They send as much of their power as the share of the bandwidth that they used in the window before.
+        """
+        if self._loads is None or (window := self._loads.window(t_s) - 1) < 0:
+            return 0.0
+        if up:
+            return float(self._uplink_w(window)[station])
+        used = self._loads.downlink(window)
+        used[station] = 0.0
+        return watts(self._source.downlink_dbm) * float(used @ self.gains[ue, :, self.at(t_s)])
+
+    def _uplink_w(self, window: int) -> Array:
+        """[stations] mean power that each receives from the UEs of others in a window that has ended."""
+        assert self._loads is not None
+        if (found := self._from_ues.get(window)) is None:
+            found, at = np.zeros(self.gains.shape[1]), self.at(self._loads.begin_s(window))
+            for (cell, ue), share in self._loads.uplink(window).items():
+                powers = share * self.gains[ue, :, at]
+                powers[cell] = 0.0
+                found += powers
+            found *= watts(self._source.uplink_dbm)
+            self._from_ues[window] = found
+        return found
 
     def _gains(self, ue: NetworkUe, number: int, stations: NDArray[np.complex128]) -> NDArray[np.float32]:
         """[stations, steps] gains of a UE."""

@@ -48,7 +48,7 @@ async def _talk(config: ChatConfig, quiet: bool) -> list[dict[str, Any]]:
     """Answer questions until there are no more; returns what was said."""
     from testbed.models.bundle import bundled
     from testbed.ue.chat.connect import connected
-    from testbed.ue.client import short_name
+    from testbed.ue.dial import short_name
 
     out, turns, bundle = console(), [], bundled()
     async with connected(config, (bundle.drafter, bundle.tokenizer)) as conversation:

@@ -30,6 +30,15 @@ class CellsConfig(Config, frozen=True):
 
     stations: tuple[Station, ...] = ()
     handover: Handover = Handover()
+    interference_ms: Annotated[
+        float,
+        option(
+            "Window of time: the bandwidth that a cell uses in one interferes with the others in the next; 0: none.",
+            least=0,
+            most=1e4,
+            unit="ms",
+        ),
+    ] = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

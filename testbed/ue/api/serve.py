@@ -28,8 +28,8 @@ from testbed.ue.api.config import EndpointConfig
 from testbed.ue.api.drafting_thread import DraftingThread
 from testbed.ue.api.schema import RequestLimits
 from testbed.ue.channel_state import ChannelState
-from testbed.ue.client import Client, short_name
-from testbed.ue.dial import check_silence, dial, keys_for
+from testbed.ue.client import Client
+from testbed.ue.dial import check_silence, dial, keys_for, short_name
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.load_drafter import DrafterOptions, check_states, drafter_and_tokenizer, load_drafter
 from testbed.ue.prompts import Prompter

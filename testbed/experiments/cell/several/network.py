@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
+from testbed.channel.radio.loads import Loads
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import ModelSource, Spectrum
 from testbed.channel.radio.network import NetworkChannels, NetworkUe
@@ -52,7 +54,11 @@ class Network:
         self._decoding = DecodingUes(config, self._deployment.clock)
         spectrum = Spectrum(radio.bandwidth_hz, radio.slot_s, radio.duplex == "tdd", radio.harq.bler)
         stations = [complex(*station.at_m) for station in self._cells.stations]
-        self.channels = NetworkChannels(source, stations, network_ues(config), spectrum, channels_s, config.seed)
+        window_ms = self._cells.interference_ms
+        self._loads = Loads(radio, radio.slots(window_ms), len(stations)) if window_ms else None
+        self.channels = NetworkChannels(
+            source, stations, network_ues(config), spectrum, channels_s, config.seed, self._loads
+        )
         self.sites = [self._site(number, station) for number, station in enumerate(self._cells.stations)]
         self._members = [group for group in config.ues for _ in range(group.count)]
 
@@ -61,7 +67,8 @@ class Network:
         bs = config.bs if station.profile is None else replace(config.bs, profile=station.profile)
         seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
         cache = RoamingCache(bs.kv_tokens)
-        radio = RadioCell(config.radio, self.channels.air(number), seed)
+        used = None if self._loads is None else partial(self._loads.count, number)
+        radio = RadioCell(config.radio, self.channels.air(number), seed, used)
         return RoamingSite(Site(radio, base_station(self._deployment, config, bs, cache=cache)), cache)
 
     async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:

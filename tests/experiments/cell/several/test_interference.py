@@ -1,0 +1,101 @@
+"""Interference between cells, against sums over a log of all transport blocks, and against SINRs by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.channel.radio.config import RadioConfig
+from testbed.channel.radio.loads import Loads
+from testbed.channel.radio.model import ModelSource, Spectrum
+from testbed.channel.radio.network import NetworkChannels, NetworkUe
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.rows import document
+from testbed.experiments.cell.run import run_cell
+from testbed.experiments.cell.several.network import Network
+from testbed.experiments.cell.stations import CellsConfig, Station
+from testbed.virtual_time import run_virtually
+
+PLAIN = ModelSource(shadowing_db=0.0, fading="none")
+STATIONS = (Station("a", (0.0, 0.0)), Station("b", (150.0, 0.0)), Station("c", (70.0, 130.0)))
+
+
+def sending(name: str, x_m: float, y_m: float, message_bytes: int, speed_mps: float = 0.0) -> UeGroup:
+    """A UE that sends a message every 10 ms from a place."""
+    path_m = ((x_m, y_m), (x_m, y_m + 10))
+    return UeGroup(
+        name=name, traffic="bytes", message_bytes=message_bytes, every_s=0.01, path_m=path_m, speed_mps=speed_mps
+    )
+
+
+def test_a_neighbour_at_full_load_gives_the_sinr_of_both_powers() -> None:
+    """UE at 50 m of 200 m: 43 - 34 - 35.3 lg 50 dBm over noise and 43 - 34 - 35.3 lg 150 dBm, or half."""
+    radio = RadioConfig()
+    loads = Loads(radio, 10, 2)
+    ue = NetworkUe(path_m=((50.0, 0.0), (50.0, 1.0)))
+    channels = NetworkChannels(PLAIN, [0j, 200 + 0j], [ue], Spectrum(20e6, 1e-3, False), 1.0, 0, loads)
+    for slot in range(10):
+        loads.count(1, slot, 0, False, 1.0)
+        loads.count(1, 10 + slot, 0, False, 0.5)
+    own_w, other_w = (10 ** ((43 - 34 - 35.3 * math.log10(m) - 30) / 10) for m in (50, 150))
+    noise_w = 10 ** ((-174 + 9 - 30) / 10) * 20e6
+    for t_s, load in ((0.0, 0.0), (0.0099, 0.0), (0.0101, 1.0), (0.0199, 1.0), (0.0201, 0.5), (0.031, 0.0)):
+        expected = 10 * math.log10(own_w / (noise_w + load * other_w))
+        assert channels.sinr_db(0, 0, False, t_s) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("duplex", ["fdd", "tdd"])
+def test_interference_is_the_sum_over_all_blocks_of_the_window_before(duplex: Any) -> None:
+    ues = (
+        sending("a", 20.0, 10.0, 9000, speed_mps=5.0),
+        sending("b", 140.0, 10.0, 4000),
+        sending("c", 60.0, 110.0, 12000),
+        UeGroup(name="decoding", count=3, distance_m=(10.0, 60.0)),
+    )
+    radio = RadioConfig(source=ModelSource(fading="none"), duplex=duplex)
+    cells = CellsConfig(STATIONS, interference_ms=20.0)
+    config = CellConfig(seconds=1.5, warmup_s=0.1, radio=radio, ues=ues, cells=cells)
+    network, blocks = Network(config, config.seconds), []
+    for number, one in enumerate(network.sites):
+        count = one.site.radio._used
+        assert count is not None
+
+        def logged(*block: Any, number: int = number, count: Any = count) -> None:
+            blocks.append((number, *block))
+            count(*block)
+
+        one.site.radio._used = logged
+    run_virtually(network.run({}, lambda seconds: False))
+    assert len(blocks) > 500
+    dice, gains, found = random.Random(4), network.channels.gains, []
+    for _ in range(200):
+        ue, station, up, t_s = dice.randrange(6), dice.randrange(3), dice.random() < 0.5, dice.uniform(0.02, 1.49)
+        first = (int(t_s / 0.02) - 1) * 20
+        slots = sum(radio.carries(up, slot) for slot in range(first, first + 20))
+        total_w = 0.0
+        for cell, slot, sender, way, share in blocks:
+            if way == up and cell != station and first <= slot < first + 20:
+                at = network.channels.at(first * 1e-3) if up else network.channels.at(t_s)
+                gain = gains[sender, station, at] if up else gains[ue, cell, at]
+                total_w += share / slots * 10 ** ((23 if up else 43) / 10 - 3) * float(gain)
+        assert network.channels.interference_w(ue, station, up, t_s) == pytest.approx(total_w, rel=1e-5, abs=1e-30)
+        found.append(total_w)
+    assert np.count_nonzero(found) > 100
+
+
+def test_neighbours_that_send_cost_rate_and_silent_ones_do_not() -> None:
+    """Fails if cells do not interfere, or if they do whatever their load."""
+
+    def delay_s(message_bytes: int, **cells: float) -> float:
+        ues = (sending("own", 60.0, 0.0, 20_000), sending("other", 90.0, 0.0, message_bytes))
+        radio = RadioConfig(source=PLAIN)
+        config = CellConfig(seconds=6.0, warmup_s=1.0, radio=radio, ues=ues, cells=CellsConfig(STATIONS[:2], **cells))
+        return float(document(config, run_cell(config))["rows"][0]["message_delay_s"]["mean"])
+
+    alone, quiet, loaded = delay_s(40_000, interference_ms=0.0), delay_s(1), delay_s(40_000)
+    assert quiet == pytest.approx(alone, rel=0.05)
+    assert loaded > 1.2 * alone
