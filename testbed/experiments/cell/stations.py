@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from testbed.channel.radio.handover import Handover
 from testbed.errors import BadInput
@@ -19,6 +19,31 @@ class Station(Config, frozen=True):
     at_m: tuple[float, float]
     """Place: x, y."""
     profile: Annotated[str | None, option("Pass times: a profile's name or file. Default: that of `bs`.")] = None
+    down_s: tuple[float, float] | None = None
+    """Times of the run at which it fails and is back, without the keys and values that it had. Default: never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.down_s is not None and not 0 < self.down_s[0] < self.down_s[1]:
+            raise BadInput(f"base station {self.name}: down_s needs two times [from, to] after 0 s, in order")
+
+
+class Migration(Config, frozen=True):
+    """What becomes of the keys and values of sessions whose UE is handed over."""
+
+    kind: Annotated[
+        Literal["prefill", "move"], option("They are computed anew, or moved before the UE is served again.")
+    ] = "prefill"
+    token_bytes: Annotated[
+        int, option("Keys and values of a token; default: Qwen3-32B in 16 bits.", least=1, most=2**30, unit="bytes")
+    ] = 262144
+    backhaul_bps: Annotated[
+        float, option("Rate between two base stations, for each UE.", above=0, most=1e13, unit="bit/s")
+    ] = 10e9
+
+    def seconds(self, tokens: int) -> float:
+        """Time in which keys and values are moved."""
+        return 8 * tokens * self.token_bytes / self.backhaul_bps
 
 
 class CellsConfig(Config, frozen=True):
@@ -30,6 +55,7 @@ class CellsConfig(Config, frozen=True):
 
     stations: tuple[Station, ...] = ()
     handover: Handover = Handover()
+    migration: Migration = Migration()
     interference_ms: Annotated[
         float,
         option(

@@ -30,6 +30,8 @@ CELL_COLUMNS = {
     "handovers_per_ue": ("handovers/UE", "{:.2f}"),
     "interruption_s": ("interruption s", "{:.3f}"),
     "prefilled_again": ("prefilled again", "{:d}"),
+    "moved_bytes": ("moved bytes", "{:.3g}"),
+    "failures_per_ue": ("failures/UE", "{:.2f}"),
 }
 """Headers and formats, what matters most first; the three shares are of the rounds' time."""
 

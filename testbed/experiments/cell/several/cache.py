@@ -13,7 +13,9 @@ class Moved(NamedTuple):
 
     tokens: int
     """Tokens whose keys and values the other one had."""
-    again: Callable[[int], None]
+    here: bool
+    """Whether they have been moved."""
+    again: Callable[[int], object] = lambda tokens: None
     """Told how many of them are computed again, in the session's first pass."""
 
 
@@ -34,18 +36,26 @@ class RoamingCache(PrefixCache):
         super().__init__(capacity, tail=True)
         self._coming: dict[str, Moved] = {}
 
-    def leave(self, owner: str) -> int:
-        """Tokens of a session that leaves, here or at the base station before; see `session_of`."""
+    def leave(self, owner: str) -> Moved:
+        """What a session leaves; see `session_of`. Tokens that it has not computed since it came count, too."""
         before = self._coming.pop(owner, None)
         held = sum(tokens for session, tokens in self._held.items() if _owner(session) == owner)
-        return held if before is None else max(held, before.tokens)
+        return Moved(held, True) if before is None or held else before
 
     def come(self, owner: str, moved: Moved) -> None:
         """Expect a session."""
         self._coming[owner] = moved
 
+    def cached(self, session: str) -> int:
+        """See `PrefixCache.cached`."""
+        moved = self._coming.get(_owner(session)) if self._coming else None
+        if moved is not None and moved.here and session not in self._held:
+            super().hold(session, moved.tokens)
+        return super().cached(session)
+
     def hold(self, session: str, tokens: int) -> None:
         """See `PrefixCache.hold`."""
-        if self._coming and (moved := self._coming.pop(_owner(session), None)) is not None:
-            moved.again(max(0, min(moved.tokens, tokens) - self.cached(session)))
+        if self._coming and (owner := _owner(session)) in self._coming:
+            cached, moved = self.cached(session), self._coming.pop(owner)
+            moved.again(max(0, min(moved.tokens, tokens) - cached))
         super().hold(session, tokens)

@@ -79,7 +79,7 @@ class Network:
         ues = [self._ue(number, tally) for number, tally in enumerate(tallies)]
         for one in self.sites:
             one.site.radio.begin()
-        self.roaming = Roaming(self._cells.handover, self.channels, self.sites, ues, clock)
+        self.roaming = Roaming(self._cells, self.channels, self.sites, ues, clock)
         self.roaming.begin()
         lives = [self._life(group, ue) for group, ue in zip(self._members, ues, strict=True)]
         counter = CellCounter(config, clock, [one.site for one in self.sites], [ue.ports for ue in ues])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from testbed.channel.radio.handover import TOLERANCE_S, A3Events, Handover
+from testbed.channel.radio.handover import TOLERANCE_S, A3Events
 from testbed.channel.radio.network import NetworkChannels
+from testbed.channel.trace import Array
 from testbed.channel.virtual import Sizer
 from testbed.clock import Clock
 from testbed.experiments.cell.parts.counting import Site
@@ -17,6 +19,7 @@ from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.several.cache import Moved, RoamingCache, session_of
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.several.ue import RoamingClient, RoamingPorts
+from testbed.experiments.cell.stations import CellsConfig, Migration
 from testbed.experiments.cell.tally import Counted
 
 
@@ -41,8 +44,8 @@ class RoamingUe:
     station: int | None = None
     """None: it is in no cell."""
     arrivals: int = 0
-    sessions: dict[int, int] = field(default_factory=dict)
-    """Sessions in progress when it left the last base station, and their tokens there."""
+    sessions: dict[int, Moved] = field(default_factory=dict)
+    """Sessions in progress when it left the last base station, and what they left there."""
 
     @property
     def name(self) -> bytes:
@@ -63,6 +66,19 @@ class RoamingUe:
             self.client.leave()
         self.tally.left(decoding=bool(self.sessions))
 
+    def move(self, migration: Migration) -> float:
+        """Begin to move the keys and values of its sessions; returns the time that it takes."""
+        if migration.kind == "prefill":
+            self.lose()
+            return 0.0
+        tokens = sum(moved.tokens for moved in self.sessions.values() if moved.here)
+        self.tally.moved(tokens * migration.token_bytes)
+        return migration.seconds(tokens)
+
+    def lose(self) -> None:
+        """Leave the keys and values of its sessions behind."""
+        self.sessions = {number: moved._replace(here=False) for number, moved in self.sessions.items()}
+
     def arrive(self, number: int, site: RoamingSite, clock: Clock, handover: bool) -> None:
         """Be served by a base station from now on."""
         self.station, self.arrivals = number, self.arrivals + 1
@@ -70,15 +86,15 @@ class RoamingUe:
         self.tally.arrived(number, handover)
         if self.client is None or self.sizers is None:
             return
-        for session, tokens in self.sessions.items():
+        for session, moved in self.sessions.items():
             again = partial(self.tally.prefilled, number)
-            site.cache.come(session_of(self.name, session), Moved(tokens, again))
+            site.cache.come(session_of(self.name, session), moved._replace(again=again))
         self.sessions = {}
         self.client.join(site.site.station.attach((ways[True], ways[False]), self.sizers, self.name))
 
 
 class Roaming:
-    """Measures, and hands UEs over.
+    """Measures, and hands UEs over; UEs of a base station that fails choose another one.
 
     Attributes:
         log: handovers so far: time since the start of the event, UE, and base stations left and entered.
@@ -86,21 +102,23 @@ class Roaming:
 
     def __init__(
         self,
-        config: Handover,
+        cells: CellsConfig,
         channels: NetworkChannels,
         sites: Sequence[RoamingSite],
         ues: Sequence[RoamingUe],
         clock: Clock,
     ) -> None:
-        self._config, self._channels, self._sites, self._ues, self._clock = config, channels, sites, ues, clock
-        self._events = A3Events(config, len(ues), len(sites))
-        self._due: dict[int, tuple[float, int]] = {}
-        """UEs in no cell: when each arrives, and where."""
+        self._cells, self._config, self._channels, self._sites = cells, cells.handover, channels, sites
+        self._ues, self._clock = ues, clock
+        self._events = A3Events(self._config, len(ues), len(sites))
+        self._due: dict[int, tuple[float, int | None]] = {}
+        """UEs in no cell: when each arrives, and where; None: where it receives best."""
+        self._failing = sorted((one.down_s[0], number) for number, one in enumerate(cells.stations) if one.down_s)
         self.log: list[tuple[float, int, int, int]] = []
 
     def begin(self) -> None:
         """Every UE enters the cell that it receives best."""
-        rsrp_dbm = self._channels.rsrp_dbm(0.0)
+        rsrp_dbm = self._rsrp_dbm(0.0)
         for ue, best in zip(self._ues, rsrp_dbm.argmax(axis=1), strict=True):
             ue.arrive(int(best), self._sites[best], self._clock, handover=False)
 
@@ -109,25 +127,54 @@ class Roaming:
         start_s, step = self._clock.time(), 0
         while True:
             now_s = self._clock.time() - start_s
-            self._arrive(now_s)
+            self._fail(now_s)
             if now_s >= step * self._config.measure_s - TOLERANCE_S:
                 self._measure(now_s)
                 step += 1
-            next_s = min([step * self._config.measure_s, *(due_s for due_s, _ in self._due.values())])
+            self._arrive(now_s)
+            next_s = min([step * self._config.measure_s, *(one[0] for one in (*self._due.values(), *self._failing))])
             await self._clock.sleep(max(0.0, start_s + next_s - self._clock.time()))
+
+    def _down(self, number: int, now_s: float) -> bool:
+        down_s = self._cells.stations[number].down_s
+        return down_s is not None and down_s[0] - TOLERANCE_S <= now_s < down_s[1]
+
+    def _rsrp_dbm(self, now_s: float) -> Array:
+        """[ues, cells] received powers; none of base stations that have failed."""
+        powers = self._channels.rsrp_dbm(now_s)
+        powers[:, [self._down(number, now_s) for number in range(len(self._sites))]] = -math.inf
+        return powers
+
+    def _fail(self, now_s: float) -> None:
+        """Base stations fail: after T310 their UEs look for another one."""
+        while self._failing and self._failing[0][0] <= now_s + TOLERANCE_S:
+            _, failed = self._failing.pop(0)
+            for number, ue in enumerate(self._ues):
+                if ue.station == failed:
+                    ue.tally.failed()
+                    ue.leave(self._sites)
+                    ue.lose()
+                    self._due[number] = now_s + (self._config.t310_ms + self._config.interruption_ms) / 1e3, None
 
     def _measure(self, now_s: float) -> None:
         serving = np.array([-1 if ue.station is None else ue.station for ue in self._ues])
-        found = self._events.measure(now_s, self._channels.rsrp_dbm(now_s), serving)
+        found = self._events.measure(now_s, self._rsrp_dbm(now_s), serving)
         for number, target in found.items():
             self.log.append((now_s, number, int(serving[number]), target))
-            self._ues[number].leave(self._sites)
-            self._due[number] = (now_s + self._config.interruption_ms / 1e3, target)
-        self._arrive(now_s)
+            ue = self._ues[number]
+            ue.leave(self._sites)
+            self._due[number] = now_s + max(self._config.interruption_ms / 1e3, ue.move(self._cells.migration)), target
 
     def _arrive(self, now_s: float) -> None:
-        """Let UEs enter their next cells that are due."""
+        """Let UEs enter their next cells that are due, or that they receive best if these have failed."""
         for number in [number for number, (due_s, _) in self._due.items() if due_s <= now_s + TOLERANCE_S]:
             _, target = self._due.pop(number)
+            ue, handover = self._ues[number], target is not None and not self._down(target, now_s)
+            if not handover:
+                ue.lose()
+                target = self._events.strongest(number)
+            if target is None or self._down(target, now_s):
+                self._due[number] = now_s + self._config.measure_s, None
+                continue
             self._events.moved(number)
-            self._ues[number].arrive(target, self._sites[target], self._clock, handover=True)
+            ue.arrive(target, self._sites[target], self._clock, handover)

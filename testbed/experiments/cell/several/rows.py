@@ -39,6 +39,8 @@ def moves(tallies: Sequence[UeTally]) -> dict[str, Any]:
         "handovers_per_ue": sum(tally.arrivals.total() for tally in found) / len(found),
         "interruption_s": float(np.mean(interruptions_s)) if interruptions_s else None,
         "prefilled_again": sum(tally.prefilled_again.total() for tally in found),
+        "moved_bytes": sum(tally.moved_bytes for tally in found),
+        "failures_per_ue": sum(tally.failures for tally in found) / len(found),
     }
 
 

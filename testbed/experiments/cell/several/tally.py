@@ -24,9 +24,16 @@ class RoamingTally(UeTally):
         """Times at which its base station failed."""
         self.prefilled_again: Counter[int] = Counter()
         """Tokens whose keys and values a base station computed although another had them, by base station."""
+        self.moved_bytes = 0
+        """Keys and values that were moved."""
         self.interruptions_s: list[float] = []
         """Times from leaving a base station within a response to the next committed tokens."""
         self._left_s: float | None = None
+
+    def start(self, began_s: float, speed_tps: float | None) -> None:
+        """See `UeTally.start`."""
+        super().start(began_s, speed_tps)
+        self._left_s = None
 
     def round(self, record: RoundRecord) -> None:
         """See `UeTally.round`."""
@@ -52,6 +59,10 @@ class RoamingTally(UeTally):
     def failed(self) -> None:
         """Its base station has failed."""
         self.failures += self.counting
+
+    def moved(self, size_bytes: int) -> None:
+        """Keys and values are moved to its next base station."""
+        self.moved_bytes += size_bytes * self.counting
 
     def prefilled(self, station: int, tokens: int) -> None:
         """A base station has computed tokens again."""
