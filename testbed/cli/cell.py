@@ -54,6 +54,9 @@ SWEPT = {
     "uplink_utilisation": ("uplink", "{:.2f}"),
     "busy_share": ("verifier", "{:.2f}"),
     "bound_by": ("bound by", "{}"),
+    "handovers_per_ue": ("handovers/UE", "{:.2f}"),
+    "interruption_s": ("interruption s", "{:.3f}"),
+    "prefilled_again": ("prefilled again", "{:.0f}"),
 }
 """Columns of `cell sweep`, likewise."""
 Vary = Annotated[

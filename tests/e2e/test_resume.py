@@ -117,6 +117,29 @@ def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[in
         assert outputs(json.loads(output)) == whole
 
 
+def test_a_ue_that_goes_from_base_station_to_base_station_keeps_its_output(
+    whole: dict[tuple[str, str], list[int]], tmp_path: Path
+) -> None:
+    """Three processes, two of which are killed within responses."""
+    with contextlib.ExitStack() as held:
+        threads = held.enter_context(ThreadPoolExecutor(3))
+        stations = list(threads.map(lambda _: held.enter_context(bs(bind="tcp://127.0.0.1:*")), range(3)))
+        addresses, out = [station["bind"] for station in stations], tmp_path / "run"
+        named = [part for address in addresses for part in ("--bs", address)]
+        process = start(*named, "--failover-s", "2", "--out", str(out))
+        size = 3000
+        for station in stations[:2]:
+            grown(out / NAME, size, process)
+            os.kill(station["pid"], signal.SIGKILL)
+            time.sleep(0.5)
+            size = (out / NAME).stat().st_size + 1500  # which the next one has to serve
+        output, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        assert f"{addresses[1]} serves in place of {addresses[0]}" in said
+        assert f"{addresses[2]} serves in place of {addresses[1]}" in said
+        assert outputs(json.loads(output)) == whole
+
+
 def test_base_stations_that_differ_are_refused_in_one_line(first: dict[str, Any]) -> None:
     with bs(bind="tcp://127.0.0.1:*", judge="digits") as other:
         said = ue("--bs", first["bind"], "--bs", other["bind"], code=2)

@@ -24,6 +24,8 @@ FIGURES = ("goodput_tps", "latency_s", "violations", "uplink_mbps", "message_del
 """Figures of a group that rows have with their intervals."""
 MEANS = ("latency_p95_s", "window", "acceptance_cond", "csi_error_db", "joules_per_token")
 """Figures of a group that rows have as means."""
+MOVES = ("handovers_per_ue", "interruption_s", "prefilled_again", "moved_bytes", "failures_per_ue")
+"""The same where there are several cells."""
 OF_THE_CELL = ("uplink_utilisation", "busy_share", "jain")
 
 
@@ -85,7 +87,8 @@ def _group_row(rows: Sequence[Row]) -> Row:
         known = None not in values
         low, high = repeats_interval(values).ends if known else (None, None)
         row |= {name: _mean(values), f"{name}_low": low, f"{name}_high": high}
-    row |= {name: _mean([one[name] for one in rows]) for name in MEANS}
+    means = [*MEANS, *(name for name in MOVES if name in rows[0])]
+    row |= {name: _mean([one[name] for one in rows]) for name in means}
     return row | {"by_seed": [one["goodput_tps"] for one in rows]}
 
 

@@ -12,6 +12,8 @@ from testbed.channel.radio.ports import RadioPort
 from testbed.channel.virtual import VirtualLink
 from testbed.clock import Clock
 from testbed.experiments.deployment.virtual import TIMEOUT_S
+from testbed.protocols.codec import AnyArray, Packet
+from testbed.protocols.messages import Draft, Message, Resync
 from testbed.ue.client import Client
 
 
@@ -74,11 +76,25 @@ class RoamingClient(Client):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(NoLink(), clock, 0, TIMEOUT_S)
+        self._unknown = set[int]()
+        """Sessions that the base station does not know, as far as their readers were not told."""
 
     @property
     def sessions(self) -> list[int]:
         """Numbers of the sessions in progress."""
         return [number for number in self._mail if number >= 0]
+
+    async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+        """See `Client.send`. A window of a session that the base station does not know is answered here, with the
+        `Resync` that would come back.
+        """
+        session = getattr(message, "session", -1)
+        if session in self._unknown:
+            self._unknown.discard(session)
+            if isinstance(message, Draft):
+                self._mail[session].put(Packet(Resync(session=session), {}, 0))
+                return 0
+        return await super().send(message, arrays)
 
     def leave(self) -> None:
         """Lose all messages until `join`."""
@@ -91,6 +107,7 @@ class RoamingClient(Client):
             self._reader.cancel()
             self._reader = asyncio.create_task(self._read())
             self._reader.add_done_callback(self._lost)
+            self._unknown = {number for number in self.sessions if not self._mail[number].awaited}
             self._moved_on("another base station serves")
 
 
