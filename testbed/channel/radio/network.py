@@ -1,8 +1,8 @@
-"""Channels between the UEs and the base stations of several cells: places, received powers, and SINRs.
+"""Channels between the UEs and several cells: places, received powers, and SINRs.
 
 Parameters are those of `ModelSource`; interference comes from what the cells use (`Loads`), not from its `load`. The
-gain of a UE and a base station is path loss and shadowing, independent between base stations; small-scale fading
-belongs to the UE, and acts on its serving cell alone.
+gain of a UE and a cell is path loss, antenna and shadowing, independent between places of base stations; small-scale
+fading belongs to the UE, and acts on its serving cell alone.
 """
 
 from __future__ import annotations
@@ -37,12 +37,33 @@ NEAREST_M = 1.0
 """Least distance between a UE and a base station."""
 
 
+BEAM_DEG, BACK_DB, GAIN_DBI = 65.0, 30.0, 8.0
+"""Beamwidth, front-to-back ratio and gain of a sector's antenna (3GPP TR 38.901, Table 7.3-1, horizontal cut)."""
+
+
+class CellPlace(NamedTuple):
+    """Place and antenna of a cell."""
+
+    at: complex
+    """x + iy [m]"""
+    azimuth_deg: float | None = None
+    """Boresight of a sector, counterclockwise from x; None: an omnidirectional antenna of 0 dBi."""
+
+    def antenna_db(self, place: NDArray[np.complex128]) -> Array:
+        """[n] gain towards places [n]."""
+        if self.azimuth_deg is None:
+            return np.zeros(len(place))
+        off_deg = (np.degrees(np.angle(place - self.at)) - self.azimuth_deg + 180) % 360 - 180
+        gains: Array = GAIN_DBI - np.minimum(12 * (off_deg / BEAM_DEG) ** 2, BACK_DB)
+        return gains
+
+
 class NetworkUe(NamedTuple):
     """A UE of a network as its channels need it."""
 
     distance_m: tuple[float, float] = (10.0, 200.0)
-    """Without a path: its place is uniform over this ring around its first base station. With a speed it moves away
-    from it to the ring's far edge, and back."""
+    """Without a path: its place is uniform over this ring around a base station, one after the other. With a speed it
+    moves away from it to the ring's far edge, and back."""
     speed_mps: float = 0.0
     path_m: tuple[tuple[float, float], ...] = ()
     """Points between which it moves along straight lines, to the last and back."""
@@ -74,10 +95,10 @@ def places(ue: NetworkUe, home: complex, rng: np.random.Generator, t_s: Array) -
 
 
 class NetworkChannels:
-    """Gains between all UEs and base stations during `seconds`, after which they repeat.
+    """Gains between all UEs and cells during `seconds`, after which they repeat.
 
     Args:
-        stations: [c] places [m], x + iy.
+        cells: [c] their places and antennas.
         loads: what the cells use; None: they do not interfere.
 
     Raises:
@@ -87,24 +108,22 @@ class NetworkChannels:
     def __init__(
         self,
         source: ModelSource,
-        stations: Sequence[complex],
+        cells: Sequence[CellPlace],
         ues: Sequence[NetworkUe],
-        cell: Spectrum,
+        spectrum: Spectrum,
         seconds: float,
         seed: int,
         loads: Loads | None = None,
     ) -> None:
-        self._source, self._cell, self._ues, self._seed, self._seconds = source, cell, ues, seed, seconds
+        self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, seconds
         self._loads, self._from_ues = loads, dict[int, Array]()
         fastest_mps = max(ue.speed_mps for ue in ues)
         self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
         self._step_s = max(self._step_s, seconds / MOST_STEPS)
         self._steps = max(1, math.ceil(seconds / self._step_s))
-        self.gains: NDArray[np.float32] = np.stack(
-            [self._gains(ue, number, np.array(stations)) for number, ue in enumerate(ues)]
-        )
-        """[ues, stations, steps] linear gains: path loss and shadowing."""
-        self._floors = [watts(NOISE_DBM_HZ + figure) * cell.bandwidth_hz for figure in source.noise_figure_db]
+        self.gains: NDArray[np.float32] = np.stack([self._gains(ue, number, cells) for number, ue in enumerate(ues)])
+        """[ues, cells, steps] linear gains: path loss, antenna and shadowing."""
+        self._floors = [watts(NOISE_DBM_HZ + figure) * spectrum.bandwidth_hz for figure in source.noise_figure_db]
         self._fading = LazySeries(self._faded)
 
     def at(self, t_s: float) -> int:
@@ -112,63 +131,65 @@ class NetworkChannels:
         return int(t_s / self._step_s + 1e-6) % self._steps
 
     def rsrp_dbm(self, t_s: float) -> Array:
-        """[ues, stations] powers that the UEs receive from the base stations, without fading and noise."""
+        """[ues, cells] powers that the UEs receive from the cells, without fading and noise."""
         powers: Array = self._source.downlink_dbm + 10 * np.log10(self.gains[:, :, self.at(t_s)].astype(np.float64))
         return powers
 
-    def air(self, station: int) -> AdaptedAir:
-        """The channels of all UEs to one base station."""
+    def air(self, cell: int) -> AdaptedAir:
+        """The channels of all UEs to one cell."""
         return AdaptedAir(
             self._source.adaptation,
-            LazySeries(lambda ue: (LinkSinr(self, ue, station, True), LinkSinr(self, ue, station, False))),
+            LazySeries(lambda ue: (LinkSinr(self, ue, cell, True), LinkSinr(self, ue, cell, False))),
             self._cell.bler,
         )
 
-    def sinr_db(self, ue: int, station: int, up: bool, t_s: float) -> float:
-        """SINR between a UE and a base station that serves it."""
+    def sinr_db(self, ue: int, cell: int, up: bool, t_s: float) -> float:
+        """SINR between a UE and a cell that serves it."""
         dbm = self._source.uplink_dbm if up else self._source.downlink_dbm
-        power_w = watts(dbm) * float(self.gains[ue, station, self.at(t_s)])
-        snr = power_w / (self._floors[not up] + self.interference_w(ue, station, up, t_s))
+        power_w = watts(dbm) * float(self.gains[ue, cell, self.at(t_s)])
+        snr = power_w / (self._floors[not up] + self.interference_w(ue, cell, up, t_s))
         return 10 * math.log10(max(snr, LEAST_SNR)) + self._fading[ue][not up].at(t_s)
 
-    def interference_w(self, ue: int, station: int, up: bool, t_s: float) -> float:
-        """Mean power of the other cells at a time: at the base station on the uplink, at the UE on the downlink.
+    def interference_w(self, ue: int, cell: int, up: bool, t_s: float) -> float:
+        """Mean power of the other cells at a time: at the cell's base station on the uplink, at the UE on the downlink.
 
         They send as much of their power as the share of the bandwidth that they used in the window before.
         """
         if self._loads is None or (window := self._loads.window(t_s) - 1) < 0:
             return 0.0
         if up:
-            return float(self._uplink_w(window)[station])
+            return float(self._uplink_w(window)[cell])
         used = self._loads.downlink(window)
-        used[station] = 0.0
+        used[cell] = 0.0
         return watts(self._source.downlink_dbm) * float(used @ self.gains[ue, :, self.at(t_s)])
 
     def _uplink_w(self, window: int) -> Array:
-        """[stations] mean power that each receives from the UEs of others in a window that has ended."""
+        """[cells] mean power that each receives from the UEs of others in a window that has ended."""
         assert self._loads is not None
         if (found := self._from_ues.get(window)) is None:
             found, at = np.zeros(self.gains.shape[1]), self.at(self._loads.begin_s(window))
-            for (cell, ue), share in self._loads.uplink(window).items():
+            for (own, ue), share in self._loads.uplink(window).items():
                 powers = share * self.gains[ue, :, at]
-                powers[cell] = 0.0
+                powers[own] = 0.0
                 found += powers
             found *= watts(self._source.uplink_dbm)
             self._from_ues[window] = found
         return found
 
-    def _gains(self, ue: NetworkUe, number: int, stations: NDArray[np.complex128]) -> NDArray[np.float32]:
-        """[stations, steps] gains of a UE."""
+    def _gains(self, ue: NetworkUe, number: int, cells: Sequence[CellPlace]) -> NDArray[np.float32]:
+        """[cells, steps] gains of a UE."""
         rng, source = np.random.default_rng([self._seed, number]), self._source
+        stations = list(dict.fromkeys(cell.at for cell in cells))
         t_s = np.arange(self._steps, dtype=np.float64) * self._step_s
         place = places(ue, stations[number % len(stations)], rng, t_s)
         moved_m = np.abs(np.diff(place, prepend=place[0]))
         loss = PathLoss(10 ** (source.gain_1m_db / 10), source.exponent)
-        gains = loss.gains(np.maximum(NEAREST_M, np.abs(place - stations[:, None])))
         shadowing = Shadowing(source.shadowing_db, source.decorrelation_m)
+        to_station = {at: loss.gains(np.maximum(NEAREST_M, np.abs(place - at))) for at in stations}
         if shadowing.sigma_db:
-            gains = gains * np.stack([shadowing.gains(rng, moved_m) for _ in stations])
-        return np.asarray(gains, np.float32)
+            to_station = {at: gains * shadowing.gains(rng, moved_m) for at, gains in to_station.items()}
+        found = [to_station[cell.at] * 10 ** (cell.antenna_db(place) / 10) for cell in cells]
+        return np.asarray(np.stack(found), np.float32)
 
     def _faded(self, ue: int) -> tuple[SinrSeries, SinrSeries]:
         """Small-scale fading of a UE in dB, up and down."""
@@ -187,11 +208,11 @@ class NetworkChannels:
 
 
 class LinkSinr(SinrSeries):
-    """SINR over time of one direction between a UE and a base station."""
+    """SINR over time of one direction between a UE and a cell."""
 
-    def __init__(self, channels: NetworkChannels, ue: int, station: int, up: bool) -> None:
-        self._channels, self._ue, self._station, self._up = channels, ue, station, up
+    def __init__(self, channels: NetworkChannels, ue: int, cell: int, up: bool) -> None:
+        self._channels, self._ue, self._own, self._up = channels, ue, cell, up
 
     def at(self, t_s: float) -> float:
         """SINR in dB at a time of at least 0."""
-        return self._channels.sinr_db(self._ue, self._station, self._up, t_s)
+        return self._channels.sinr_db(self._ue, self._own, self._up, t_s)

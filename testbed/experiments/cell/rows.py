@@ -10,7 +10,7 @@ import numpy as np
 
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.parts.counting import CellRun
-from testbed.experiments.cell.several.rows import moves, station_rows
+from testbed.experiments.cell.several.rows import moves, rows_of_cells
 from testbed.experiments.cell.tally import ResponseSums, UeTally
 from testbed.experiments.results.cell_columns import flat_row
 from testbed.protocols.fh import FullHidden
@@ -28,7 +28,7 @@ def document(config: CellConfig, run: CellRun) -> dict[str, Any]:
     if config.cells is None:
         return found
     found["rows"] = [row | moves(tallies) for row, (_, tallies) in zip(rows, run.groups, strict=True)]
-    return found | {"cells": station_rows(config.cells, run)}
+    return found | {"cells": rows_of_cells(config.cells, run)}
 
 
 def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwidth_hz: float) -> dict[str, Any]:

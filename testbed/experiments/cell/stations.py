@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from testbed.channel.radio.handover import Handover
 from testbed.errors import BadInput
@@ -18,12 +18,16 @@ class Station(Config, frozen=True):
     name: str
     at_m: tuple[float, float]
     """Place: x, y."""
+    azimuths_deg: tuple[float, ...] = ()
+    """Boresights of its sectors, each a cell, counterclockwise from x. Default: one cell, omnidirectional."""
     profile: Annotated[str | None, option("Pass times: a profile's name or file. Default: that of `bs`.")] = None
     down_s: tuple[float, float] | None = None
     """Times of the run at which it fails and is back, without the keys and values that it had. Default: never."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len({azimuth % 360 for azimuth in self.azimuths_deg}) < len(self.azimuths_deg):
+            raise BadInput(f"sectors of base station {self.name} need different azimuths in degrees")
         if self.down_s is not None and not 0 < self.down_s[0] < self.down_s[1]:
             raise BadInput(f"base station {self.name}: down_s needs two times [from, to] after 0 s, in order")
 
@@ -44,6 +48,16 @@ class Migration(Config, frozen=True):
     def seconds(self, tokens: int) -> float:
         """Time in which keys and values are moved."""
         return 8 * tokens * self.token_bytes / self.backhaul_bps
+
+
+class NamedCell(NamedTuple):
+    """A cell of a base station."""
+
+    name: str
+    station: int
+    """Number of its base station."""
+    at_m: tuple[float, float]
+    azimuth_deg: float | None
 
 
 class CellsConfig(Config, frozen=True):
@@ -76,3 +90,14 @@ class CellsConfig(Config, frozen=True):
         places = [station.at_m for station in self.stations]
         if not all(math.isfinite(metres) for place in places for metres in place) or len(set(places)) < len(places):
             raise BadInput("base stations need different places in metres")
+
+    @property
+    def cells(self) -> list[NamedCell]:
+        """The cells of all base stations, in order; those of a base station with sectors are NAME/1, NAME/2."""
+        found = []
+        for number, station in enumerate(self.stations):
+            for sector, azimuth_deg in enumerate(station.azimuths_deg, 1):
+                found.append(NamedCell(f"{station.name}/{sector}", number, station.at_m, azimuth_deg))
+            if not station.azimuths_deg:
+                found.append(NamedCell(station.name, number, station.at_m, None))
+        return found

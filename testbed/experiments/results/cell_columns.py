@@ -28,6 +28,7 @@ CELL_COLUMNS = {
     "delay_p95_s": ("delay p95 s", "{:.4f}"),
     "joules_per_token": ("J/token", "{:.3f}"),
     "handovers_per_ue": ("handovers/UE", "{:.2f}"),
+    "ping_pongs_per_ue": ("ping-pongs/UE", "{:.2f}"),
     "interruption_s": ("interruption s", "{:.3f}"),
     "prefilled_again": ("prefilled again", "{:d}"),
     "moved_bytes": ("moved bytes", "{:.3g}"),

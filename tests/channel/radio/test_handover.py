@@ -9,7 +9,7 @@ import pytest
 
 from testbed.channel.radio.handover import A3Events, Handover
 from testbed.channel.radio.model import ModelSource, Spectrum
-from testbed.channel.radio.network import NetworkChannels, NetworkUe
+from testbed.channel.radio.network import CellPlace, NetworkChannels, NetworkUe
 from testbed.errors import BadInput
 
 PLAIN = ModelSource(shadowing_db=0.0, fading="none")
@@ -88,7 +88,7 @@ def test_events_of_many_ues_are_those_of_each_alone() -> None:
 def test_powers_along_a_path_are_those_of_the_distances() -> None:
     """At 10 m/s from (10, 5), after 3 s at (40, 5)."""
     ue = NetworkUe(speed_mps=10.0, path_m=((10.0, 5.0), (110.0, 5.0)))
-    channels = NetworkChannels(PLAIN, [0j, 200 + 0j], [ue], SPECTRUM, 30.0, seed=0)
+    channels = NetworkChannels(PLAIN, [CellPlace(0j), CellPlace(200 + 0j)], [ue], SPECTRUM, 30.0, seed=0)
     expected = [43 - 34 - 35.3 * math.log10(math.hypot(x, 5)) for x in (40, 160)]
     assert channels.rsrp_dbm(3.0)[0].tolist() == pytest.approx(expected, abs=1e-4)
     assert channels.rsrp_dbm(17.0)[0].tolist() == pytest.approx(expected, abs=1e-4)  # on its way back
@@ -97,7 +97,7 @@ def test_powers_along_a_path_are_those_of_the_distances() -> None:
 def test_a_ue_alone_has_the_snr_of_its_link_budget() -> None:
     """100 m: 43 - 34 - 70.6 dBm against -174 + 9 + 73.01 dBm."""
     ue = NetworkUe(path_m=((100.0, 0.0), (101.0, 0.0)))
-    channels = NetworkChannels(PLAIN, [0j, 500 + 0j], [ue], SPECTRUM, 1.0, seed=0)
+    channels = NetworkChannels(PLAIN, [CellPlace(0j), CellPlace(500 + 0j)], [ue], SPECTRUM, 1.0, seed=0)
     assert channels.sinr_db(0, 0, False, 0.0) == pytest.approx(43 - 104.6 + 174 - 9 - 73.0103, abs=1e-3)
     assert channels.sinr_db(0, 0, True, 0.0) == pytest.approx(23 - 104.6 + 174 - 5 - 73.0103, abs=1e-3)
 
@@ -105,7 +105,10 @@ def test_a_ue_alone_has_the_snr_of_its_link_budget() -> None:
 def test_shadowing_of_two_base_stations_is_independent_and_repeats_with_the_seed() -> None:
     ues = [NetworkUe(path_m=((100.0, 0.0), (100.0, 9.0)))] * 2000
     source = ModelSource(shadowing_db=8.0, fading="none")
-    made = [NetworkChannels(source, [0j, 200 + 0j], ues, SPECTRUM, 0.1, seed=3).rsrp_dbm(0.0) for _ in range(2)]
+    made = [
+        NetworkChannels(source, [CellPlace(0j), CellPlace(200 + 0j)], ues, SPECTRUM, 0.1, seed=3).rsrp_dbm(0.0)
+        for _ in range(2)
+    ]
     assert np.array_equal(*made)
     own, other = made[0].T
     assert np.std(own) == pytest.approx(8.0, rel=0.1)
@@ -115,4 +118,22 @@ def test_shadowing_of_two_base_stations_is_independent_and_repeats_with_the_seed
 @pytest.mark.parametrize("ue", [NetworkUe((0.0, 10.0)), NetworkUe((20.0, 10.0)), NetworkUe(path_m=((1.0, 1.0),))])
 def test_places_that_cannot_be_are_refused(ue: NetworkUe) -> None:
     with pytest.raises(BadInput, match=r"distances|path"):
-        NetworkChannels(PLAIN, [0j, 200 + 0j], [ue], SPECTRUM, 1.0, seed=0)
+        NetworkChannels(PLAIN, [CellPlace(0j), CellPlace(200 + 0j)], [ue], SPECTRUM, 1.0, seed=0)
+
+
+@pytest.mark.parametrize(("degrees", "gain_db"), [(30.0, 8.0), (62.5, 5.0), (-2.5, 5.0), (95.0, -4.0), (210.0, -22.0)])
+def test_a_sector_has_the_gain_of_its_antenna(degrees: float, gain_db: float) -> None:
+    """8 - min(12 (φ / 65°)², 30) dB: half the power at half the beamwidth, at most 30 dB less behind."""
+    away = 100 * np.exp(1j * math.radians(degrees))
+    ue = NetworkUe(path_m=((away.real, away.imag), (away.real + 1, away.imag)))
+    cells = [CellPlace(0j, 30.0), CellPlace(0j, 150.0), CellPlace(0j)]
+    found = NetworkChannels(PLAIN, cells, [ue], SPECTRUM, 1.0, seed=0).rsrp_dbm(0.0)[0]
+    assert found[0] - found[2] == pytest.approx(gain_db, abs=1e-4)
+
+
+def test_sectors_of_a_base_station_share_its_shadowing() -> None:
+    ues = [NetworkUe(path_m=((100.0, 0.0), (100.0, 9.0)))] * 20
+    cells = [CellPlace(0j, 30.0), CellPlace(0j, -30.0), CellPlace(200 + 0j)]
+    powers = NetworkChannels(ModelSource(fading="none"), cells, ues, SPECTRUM, 0.1, seed=3).rsrp_dbm(0.0)
+    assert powers[:, 0] == pytest.approx(powers[:, 1], abs=1e-4)
+    assert np.std(powers[:, 2] - powers[:, 0]) > 3

@@ -24,7 +24,9 @@ FIGURES = ("goodput_tps", "latency_s", "violations", "uplink_mbps", "message_del
 """Figures of a group that rows have with their intervals."""
 MEANS = ("latency_p95_s", "window", "acceptance_cond", "csi_error_db", "joules_per_token")
 """Figures of a group that rows have as means."""
-MOVES = ("handovers_per_ue", "interruption_s", "prefilled_again", "moved_bytes", "failures_per_ue")
+MOVES = (
+    "handovers_per_ue", "ping_pongs_per_ue", "interruption_s", "prefilled_again", "moved_bytes", "failures_per_ue",
+)  # fmt: skip
 """The same where there are several cells."""
 OF_THE_CELL = ("uplink_utilisation", "busy_share", "jain")
 

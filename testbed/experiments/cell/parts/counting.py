@@ -19,7 +19,7 @@ Groups = list[tuple[UeGroup, list[UeTally]]]
 
 
 class Site(NamedTuple):
-    """A base station and its radio cell."""
+    """A radio cell and its base station, which may have others."""
 
     radio: RadioCell
     station: VirtualStation
@@ -27,7 +27,7 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteRun:
-    """Counters of one base station and its cell; times cover what followed the warm-up."""
+    """Counters of one cell and its base station; times cover what followed the warm-up."""
 
     uplink: float
     """Mean share of the bandwidth in use, over the slots of the direction."""
@@ -54,7 +54,7 @@ class CellRun:
     series: CellSeries | None = None
     """Values over time; None: not known."""
     sites: list[SiteRun] = field(default_factory=list)
-    """Each base station by itself; empty: not known."""
+    """Each cell by itself; empty: not known."""
 
 
 def direction_slots(config: CellConfig, up: bool, seconds: float | None = None) -> int:
@@ -106,19 +106,20 @@ class CellCounter:
                 tally.air_s[way] = (port.slots - first[way][0]) * config.radio.slot_s
                 tally.band_s[way] = (port.used - first[way][1]) * config.radio.slot_s
         sites = [self._run(*pair, to_s - from_s) for pair in zip(self._sites, before, strict=True)]
+        engines = list({id(site.station): run for site, run in zip(self._sites, sites, strict=True)}.values())
         return CellRun(
             groups=groups,
             uplink=sum(site.uplink for site in sites) / len(sites),
             downlink=sum(site.downlink for site in sites) / len(sites),
-            passes=sum(site.passes for site in sites),
-            busy=sum(site.busy for site in sites) / len(sites),
+            passes=sum(engine.passes for engine in engines),
+            busy=sum(engine.busy for engine in engines) / len(engines),
             seconds=to_s - from_s,
             series=recorder.finished(),
             sites=sites,
         )
 
     def _waiting(self) -> int:
-        return sum(site.station.waiting for site in self._sites)
+        return sum(station.waiting for station in {id(site.station): site.station for site in self._sites}.values())
 
     def _work(self, site: Site) -> tuple[dict[str, Any], float, float]:
         used = site.radio.counters

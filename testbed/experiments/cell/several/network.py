@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from testbed.channel.radio.loads import Loads
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import ModelSource, Spectrum
-from testbed.channel.radio.network import NetworkChannels, NetworkUe
+from testbed.channel.radio.network import CellPlace, NetworkChannels, NetworkUe
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear, Site, grouped
@@ -23,7 +23,7 @@ from testbed.experiments.cell.several.ue import RoamingClient, RoamingPort
 from testbed.experiments.cell.stations import Station
 from testbed.experiments.cell.tally import Counted, Watch, unwatched
 from testbed.experiments.cell.ue import dice_of, send_bytes
-from testbed.experiments.deployment.virtual import VirtualDeployment
+from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.intervals import independent_seed
 from testbed.ue.channel_state import UNKNOWN, ChannelState
 from testbed.ue.client import Client
@@ -53,23 +53,30 @@ class Network:
         self._deployment = VirtualDeployment()
         self._decoding = DecodingUes(config, self._deployment.clock)
         spectrum = Spectrum(radio.bandwidth_hz, radio.slot_s, radio.duplex == "tdd", radio.harq.bler)
-        stations = [complex(*station.at_m) for station in self._cells.stations]
+        cells = [
+            CellPlace(complex(*self._cells.stations[one.station].at_m), one.azimuth_deg) for one in self._cells.cells
+        ]
         window_ms = self._cells.interference_ms
-        self._loads = Loads(radio, radio.slots(window_ms), len(stations)) if window_ms else None
+        self._loads = Loads(radio, radio.slots(window_ms), len(cells)) if window_ms else None
         self.channels = NetworkChannels(
-            source, stations, network_ues(config), spectrum, channels_s, config.seed, self._loads
+            source, cells, network_ues(config), spectrum, channels_s, config.seed, self._loads
         )
-        self.sites = [self._site(number, station) for number, station in enumerate(self._cells.stations)]
+        engines = [self._engine(station) for station in self._cells.stations]
+        self.sites = [self._site(number, *engines[one.station]) for number, one in enumerate(self._cells.cells)]
         self._members = [group for group in config.ues for _ in range(group.count)]
 
-    def _site(self, number: int, station: Station) -> RoamingSite:
-        config = self._config
-        bs = config.bs if station.profile is None else replace(config.bs, profile=station.profile)
-        seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
+    def _engine(self, station: Station) -> tuple[VirtualStation, RoamingCache]:
+        """A base station and its cache."""
+        bs = self._config.bs if station.profile is None else replace(self._config.bs, profile=station.profile)
         cache = RoamingCache(bs.kv_tokens)
+        return base_station(self._deployment, self._config, bs, cache=cache), cache
+
+    def _site(self, number: int, station: VirtualStation, cache: RoamingCache) -> RoamingSite:
+        """A cell of a base station."""
+        config = self._config
+        seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
         used = None if self._loads is None else partial(self._loads.count, number)
-        radio = RadioCell(config.radio, self.channels.air(number), seed, used)
-        return RoamingSite(Site(radio, base_station(self._deployment, config, bs, cache=cache)), cache)
+        return RoamingSite(Site(RadioCell(config.radio, self.channels.air(number), seed, used), station), cache)
 
     async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:
         """Run it; arguments as in `run_cell`."""

@@ -25,7 +25,7 @@ from testbed.experiments.cell.tally import Counted
 
 @dataclass
 class RoamingSite:
-    """A base station that takes UEs over."""
+    """A cell that takes UEs over; cells of one base station have one cache."""
 
     site: Site
     cache: RoamingCache
@@ -97,7 +97,7 @@ class Roaming:
     """Measures, and hands UEs over; UEs of a base station that fails choose another one.
 
     Attributes:
-        log: handovers so far: time since the start of the event, UE, and base stations left and entered.
+        log: handovers so far: time since the start of the event, UE, and cells left and entered.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class Roaming:
         self._events = A3Events(self._config, len(ues), len(sites))
         self._due: dict[int, tuple[float, int | None]] = {}
         """UEs in no cell: when each arrives, and where; None: where it receives best."""
-        self._failing = sorted((one.down_s[0], number) for number, one in enumerate(cells.stations) if one.down_s)
+        self._down_s = [cells.stations[one.station].down_s for one in cells.cells]
+        self._failing = sorted((down_s[0], number) for number, down_s in enumerate(self._down_s) if down_s)
         self.log: list[tuple[float, int, int, int]] = []
 
     def begin(self) -> None:
@@ -136,7 +137,7 @@ class Roaming:
             await self._clock.sleep(max(0.0, start_s + next_s - self._clock.time()))
 
     def _down(self, number: int, now_s: float) -> bool:
-        down_s = self._cells.stations[number].down_s
+        down_s = self._down_s[number]
         return down_s is not None and down_s[0] - TOLERANCE_S <= now_s < down_s[1]
 
     def _rsrp_dbm(self, now_s: float) -> Array:
@@ -161,9 +162,11 @@ class Roaming:
         found = self._events.measure(now_s, self._rsrp_dbm(now_s), serving)
         for number, target in found.items():
             self.log.append((now_s, number, int(serving[number]), target))
-            ue = self._ues[number]
+            ue, own = self._ues[number], int(serving[number])
             ue.leave(self._sites)
-            self._due[number] = now_s + max(self._config.interruption_ms / 1e3, ue.move(self._cells.migration)), target
+            stays = self._sites[own].cache is self._sites[target].cache
+            moving_s = 0.0 if stays else ue.move(self._cells.migration)
+            self._due[number] = now_s + max(self._config.interruption_ms / 1e3, moving_s), target
 
     def _arrive(self, now_s: float) -> None:
         """Let UEs enter their next cells that are due, or that they receive best if these have failed."""

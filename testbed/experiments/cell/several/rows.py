@@ -13,12 +13,12 @@ from testbed.experiments.cell.stations import CellsConfig
 from testbed.experiments.cell.tally import UeTally
 
 
-def station_rows(cells: CellsConfig, run: CellRun) -> list[dict[str, Any]]:
-    """A row for each base station."""
+def rows_of_cells(cells: CellsConfig, run: CellRun) -> list[dict[str, Any]]:
+    """A row for each cell; those of a base station with sectors have the same passes."""
     tallies = _roaming([tally for _, group in run.groups for tally in group])
     return [
         {
-            "cell": station.name,
+            "cell": cell.name,
             "goodput_tps": sum(tally.tokens_at[number] for tally in tallies) / run.seconds,
             "handovers": sum(tally.arrivals[number] for tally in tallies),
             "prefilled_again": sum(tally.prefilled_again[number] for tally in tallies),
@@ -27,7 +27,7 @@ def station_rows(cells: CellsConfig, run: CellRun) -> list[dict[str, Any]]:
             "busy_share": site.busy,
             "passes": site.passes,
         }
-        for number, (station, site) in enumerate(zip(cells.stations, run.sites, strict=True))
+        for number, (cell, site) in enumerate(zip(cells.cells, run.sites, strict=True))
     ]
 
 
@@ -37,6 +37,7 @@ def moves(tallies: Sequence[UeTally]) -> dict[str, Any]:
     interruptions_s = [seconds for tally in found for seconds in tally.interruptions_s]
     return {
         "handovers_per_ue": sum(tally.arrivals.total() for tally in found) / len(found),
+        "ping_pongs_per_ue": sum(tally.ping_pongs for tally in found) / len(found),
         "interruption_s": float(np.mean(interruptions_s)) if interruptions_s else None,
         "prefilled_again": sum(tally.prefilled_again.total() for tally in found),
         "moved_bytes": sum(tally.moved_bytes for tally in found),

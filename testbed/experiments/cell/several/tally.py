@@ -8,6 +8,9 @@ from testbed.clock import Clock
 from testbed.experiments.cell.tally import UeTally, Watch, unwatched
 from testbed.ue.records import RoundRecord
 
+MIN_STAY_S = 1.0
+"""Time of stay below which a handover back to the cell before is a ping-pong (3GPP TR 36.839, section 5.1.2)."""
+
 
 class RoamingTally(UeTally):
     """What one UE did, and where; arguments as in `UeTally`."""
@@ -15,15 +18,19 @@ class RoamingTally(UeTally):
     def __init__(self, clock: Clock, from_s: float, to_s: float, watch: Watch = unwatched) -> None:
         super().__init__(clock, from_s, to_s, watch)
         self.station: int | None = None
-        """Base station that serves it; None: none does."""
+        """Cell that serves it; None: none does."""
         self.tokens_at: Counter[int] = Counter()
-        """Committed tokens by base station."""
+        """Committed tokens by cell."""
         self.arrivals: Counter[int] = Counter()
-        """Handovers by the base station that took the UE over."""
+        """Handovers by the cell that took the UE over."""
+        self.ping_pongs = 0
+        """Handovers back to the cell before, after less than `MIN_STAY_S`."""
+        self._stays: list[tuple[int, float]] = []
+        """The last cell and the one before: number, and time of arrival."""
         self.failures = 0
         """Times at which its base station failed."""
         self.prefilled_again: Counter[int] = Counter()
-        """Tokens whose keys and values a base station computed although another had them, by base station."""
+        """Tokens whose keys and values a base station computed although another had them, by cell."""
         self.moved_bytes = 0
         """Keys and values that were moved."""
         self.interruptions_s: list[float] = []
@@ -52,9 +59,12 @@ class RoamingTally(UeTally):
 
     def arrived(self, station: int, handover: bool) -> None:
         """A base station takes the UE over; `handover`: from another one that had not failed."""
-        self.station = station
+        now_s, self.station = self._clock.time(), station
         if self.counting:
+            back = len(self._stays) > 1 and self._stays[0][0] == station and now_s - self._stays[1][1] < MIN_STAY_S
             self.arrivals[station] += handover
+            self.ping_pongs += handover and back
+        self._stays = [*self._stays[-1:], (station, now_s)]
 
     def failed(self) -> None:
         """Its base station has failed."""

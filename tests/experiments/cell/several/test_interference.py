@@ -12,7 +12,7 @@ import pytest
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.loads import Loads
 from testbed.channel.radio.model import ModelSource, Spectrum
-from testbed.channel.radio.network import NetworkChannels, NetworkUe
+from testbed.channel.radio.network import CellPlace, NetworkChannels, NetworkUe
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
@@ -37,7 +37,9 @@ def test_a_neighbour_at_full_load_gives_the_sinr_of_both_powers() -> None:
     radio = RadioConfig()
     loads = Loads(radio, 10, 2)
     ue = NetworkUe(path_m=((50.0, 0.0), (50.0, 1.0)))
-    channels = NetworkChannels(PLAIN, [0j, 200 + 0j], [ue], Spectrum(20e6, 1e-3, False), 1.0, 0, loads)
+    channels = NetworkChannels(
+        PLAIN, [CellPlace(0j), CellPlace(200 + 0j)], [ue], Spectrum(20e6, 1e-3, False), 1.0, 0, loads
+    )
     for slot in range(10):
         loads.count(1, slot, 0, False, 1.0)
         loads.count(1, 10 + slot, 0, False, 0.5)

@@ -17,8 +17,10 @@ from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.cell.several.cache import Moved, RoamingCache, session_of
+from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.stations import CellsConfig, Migration, Station
 from testbed.experiments.deployment.traffic_bs import TrafficRunner
+from testbed.virtual_time import VirtualClock, run_virtually
 
 RADIO = RadioConfig(source=ModelSource(shadowing_db=0.0, fading="none"))
 WEST, EAST = Station("west", (0.0, 0.0)), Station("east", (200.0, 0.0))
@@ -119,3 +121,15 @@ def test_tokens_of_a_session_that_moves_on_before_its_first_pass_are_not_forgott
 def test_times_of_failure_are_in_order(down_s: tuple[float, float]) -> None:
     with pytest.raises(BadInput, match="down_s"):
         Station("west", (0.0, 0.0), down_s=down_s)
+
+
+def test_a_handover_back_within_a_second_is_a_ping_pong() -> None:
+    async def run() -> int:
+        clock = VirtualClock()
+        tally = RoamingTally(clock, 0.0, 100.0)
+        for stay_s, cell in ((5.0, 0), (0.9, 1), (0.9, 0), (0.5, 2), (1.1, 1), (3.0, 2), (0.5, 2)):
+            tally.arrived(cell, handover=True)
+            await clock.sleep(stay_s)
+        return tally.ping_pongs
+
+    assert run_virtually(run()) == 1  # at 5.9 s; from 2 to 2 over 1 it took 1.1 s
