@@ -67,10 +67,15 @@ class VirtualServerLink:
         """
         if peer in self._down:
             raise LinkError(f"the identity {peer!r} is in use")
-        uplink = _Pipe(up, sizers[0], lambda frames, _: self._mail.put_nowait((peer, frames)))
+        uplink = _Pipe(up, sizers[0], lambda frames, _: self._receive(peer, frames))
         link = VirtualLink(uplink, patient)
         self._down[peer] = _Pipe(down, sizers[1], link.deliver)
         return link
+
+    def _receive(self, peer: bytes, frames: list[bytes]) -> None:
+        """Take a message, unless its peer has left since it was sent."""
+        if peer in self._down:
+            self._mail.put_nowait((peer, frames))
 
     def detach(self, peer: bytes, last: Sequence[Frames] = ()) -> None:
         """Forget a peer that has left.

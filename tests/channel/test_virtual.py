@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,3 +29,20 @@ def test_messages_that_arrive_at_the_same_time_keep_their_order(peers: list[int]
     for i in range(3):
         name = f"ue-{i}".encode()
         assert [int(n) for peer, n in received if peer == name] == [n for n, peer in enumerate(peers) if peer == i]
+
+
+def test_what_a_peer_sent_before_it_left_does_not_arrive_and_its_last_messages_do() -> None:
+    """Else a session is opened for a peer that is gone."""
+
+    async def received() -> list[tuple[bytes, bytes]]:
+        server = VirtualServerLink()
+        gone, other = (
+            server.attach(name, Direction(constant()), Direction(constant())) for name in (b"gone", b"other")
+        )
+        await gone.send([b"open"])
+        server.detach(b"gone", [[b"close"]])
+        await other.send([b"ping"])
+        await asyncio.sleep(100.0)
+        return [(peer, frames[0]) for peer, frames in [await server.recv() for _ in range(server._mail.qsize())]]
+
+    assert run_virtually(received()) == [(b"gone", b"close"), (b"other", b"ping")]

@@ -33,6 +33,8 @@ from testbed.errors import BadInput
 
 PLACE_STEP_S, STEP_M = 0.1, 0.5
 """Longest step of places, in time and in distance."""
+MOST_GAINS = 2**28
+"""Most gains of a network: 1 GiB."""
 NEAREST_M = 1.0
 """Least distance between a UE and a base station."""
 
@@ -102,7 +104,7 @@ class NetworkChannels:
         loads: what the cells use; None: they do not interfere.
 
     Raises:
-        BadInput: see `places`.
+        BadInput: see `places`, or too many of them.
     """
 
     def __init__(
@@ -121,6 +123,11 @@ class NetworkChannels:
         self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
         self._step_s = max(self._step_s, seconds / MOST_STEPS)
         self._steps = max(1, math.ceil(seconds / self._step_s))
+        if len(ues) * len(cells) * self._steps > MOST_GAINS:
+            raise BadInput(
+                f"{len(ues)} UEs, {len(cells)} cells and {seconds:g} s in steps of {self._step_s:.3g} s are too many "
+                f"channels; at most {MOST_GAINS} steps of all"
+            )
         self.gains: NDArray[np.float32] = np.stack([self._gains(ue, number, cells) for number, ue in enumerate(ues)])
         """[ues, cells, steps] linear gains: path loss, antenna and shadowing."""
         self._floors = [watts(NOISE_DBM_HZ + figure) * spectrum.bandwidth_hz for figure in source.noise_figure_db]

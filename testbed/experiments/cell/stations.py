@@ -26,7 +26,8 @@ class Station(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len({azimuth % 360 for azimuth in self.azimuths_deg}) < len(self.azimuths_deg):
+        known = {azimuth % 360 for azimuth in self.azimuths_deg if math.isfinite(azimuth)}
+        if len(known) < len(self.azimuths_deg):
             raise BadInput(f"sectors of base station {self.name} need different azimuths in degrees")
         if self.down_s is not None and not 0 < self.down_s[0] < self.down_s[1]:
             raise BadInput(f"base station {self.name}: down_s needs two times [from, to] after 0 s, in order")

@@ -137,3 +137,8 @@ def test_sectors_of_a_base_station_share_its_shadowing() -> None:
     powers = NetworkChannels(ModelSource(fading="none"), cells, ues, SPECTRUM, 0.1, seed=3).rsrp_dbm(0.0)
     assert powers[:, 0] == pytest.approx(powers[:, 1], abs=1e-4)
     assert np.std(powers[:, 2] - powers[:, 0]) > 3
+
+
+def test_more_channels_than_memory_should_hold_are_refused() -> None:
+    with pytest.raises(BadInput, match="too many"):
+        NetworkChannels(PLAIN, [CellPlace(complex(x)) for x in range(200)], [NetworkUe()] * 5000, SPECTRUM, 60.0, 0)

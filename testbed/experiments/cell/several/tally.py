@@ -55,7 +55,11 @@ class RoamingTally(UeTally):
 
     def left(self, decoding: bool) -> None:
         """The UE leaves its base station, within a response or not."""
-        self.station, self._left_s = None, self._clock.time() if decoding else None
+        self.station = None
+        if not decoding:
+            self._left_s = None
+        elif self._left_s is None:  # else no tokens have come since it left the one before
+            self._left_s = self._clock.time()
 
     def arrived(self, station: int, handover: bool) -> None:
         """A base station takes the UE over; `handover`: from another one that had not failed."""

@@ -20,6 +20,7 @@ from testbed.experiments.cell.several.cache import Moved, RoamingCache, session_
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.stations import CellsConfig, Migration, Station
 from testbed.experiments.deployment.traffic_bs import TrafficRunner
+from testbed.ue.records import RoundRecord
 from testbed.virtual_time import VirtualClock, run_virtually
 
 RADIO = RadioConfig(source=ModelSource(shadowing_db=0.0, fading="none"))
@@ -133,3 +134,28 @@ def test_a_handover_back_within_a_second_is_a_ping_pong() -> None:
         return tally.ping_pongs
 
     assert run_virtually(run()) == 1  # at 5.9 s; from 2 to 2 over 1 it took 1.1 s
+
+
+def record() -> RoundRecord:
+    return RoundRecord(
+        round=0, protocol="greedy", base_len=1, drafted=1, accepted=1, committed=2, candidates=0, queried=0,
+        batch_size=1, draft_s=0.0, link_s=0.0, queue_s=0.0, verify_s=0.0, judge_s=0.0, overhead_s=0.0, uplink_bytes=1,
+        downlink_bytes=1, gap=0.0,
+    )  # fmt: skip
+
+
+def test_an_interruption_lasts_over_two_handovers_without_tokens_in_between() -> None:
+    async def run() -> list[float]:
+        clock = VirtualClock()
+        tally = RoamingTally(clock, 0.0, 100.0)
+        for left_s in (1.0, 1.5):
+            await clock.sleep(left_s - clock.time())
+            tally.left(decoding=True)
+            tally.arrived(1, handover=True)
+        await clock.sleep(0.5)
+        tally.round(record())
+        tally.left(decoding=False)
+        tally.round(record())
+        return tally.interruptions_s
+
+    assert run_virtually(run()) == [1.0]

@@ -45,6 +45,7 @@ def test_all_sectors_of_a_base_station_fail_together() -> None:
     assert found["cells"][1]["goodput_tps"] == found["cells"][2]["goodput_tps"] == 0
 
 
-def test_sectors_need_different_azimuths() -> None:
+@pytest.mark.parametrize("azimuths_deg", [(30.0, 390.0), (30.0, math.nan), (math.inf,)])
+def test_sectors_need_different_azimuths(azimuths_deg: tuple[float, ...]) -> None:
     with pytest.raises(BadInput, match="azimuths"):
-        Station("site", (0.0, 0.0), (30.0, 390.0))
+        Station("site", (0.0, 0.0), azimuths_deg)
