@@ -10,7 +10,7 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import ModelSource, RadioUe
 from testbed.errors import BadInput
 from testbed.experiments.cell.stations import CellsConfig
-from testbed.experiments.inputs.state import NONE, check_kind
+from testbed.experiments.inputs.state import check_kind
 from testbed.optim.loops.objectives import objective
 from testbed.options import Config, option
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
@@ -233,8 +233,6 @@ class CellConfig(Config, frozen=True):
         for group in self.ues:
             if group.path_m and (self.cells is None or len(set(group.path_m)) < 2):
                 raise BadInput(f"group {group.name}: path_m needs `cells`, and two different points")
-            if self.cells is not None and (group.csi != NONE or group.together):
-                raise BadInput(f"group {group.name}: csi and together are for one cell, not for `cells`")
         if self.cells is None:
             return
         source = self.radio.source

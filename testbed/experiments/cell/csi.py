@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from testbed.channel.csi import Csi, single
 from testbed.channel.frames import Frames
-from testbed.channel.radio.air import Air
+from testbed.channel.radio.air import AirState
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.trace import OUTAGE_MBPS
 from testbed.channel.virtual import Sizer, frame_bytes
@@ -22,6 +23,13 @@ from testbed.ue.client import Client
 from testbed.ue.records import RoundRecord
 
 
+class IdealAir(Protocol):
+    """What the true state of a channel is read from: a part of `Air`."""
+
+    def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
+        """See `Air.ideal`."""
+
+
 class RadioChannel(KnownChannel):
     """The true state of a UE's channel: rates that it would have alone in the cell with ideal link adaptation, and the
     RTT of short messages alone in the cell.
@@ -30,7 +38,7 @@ class RadioChannel(KnownChannel):
         origin_s: beginning of the first slot on the clock.
     """
 
-    def __init__(self, radio: RadioConfig, air: Air, ue: int, origin_s: float, clock: Clock) -> None:
+    def __init__(self, radio: RadioConfig, air: IdealAir, ue: int, origin_s: float, clock: Clock) -> None:
         self._radio, self._air, self._ue, self._clock, self.origin_s = radio, air, ue, clock, origin_s
         self._rtt_ms = single(1e3 * radio.rtt_s)
 

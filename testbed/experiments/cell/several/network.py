@@ -13,11 +13,12 @@ from testbed.channel.radio.model import ModelSource, Spectrum
 from testbed.channel.radio.network import CellPlace, NetworkChannels, NetworkUe
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear, Site, grouped
 from testbed.experiments.cell.parts.decoding import DecodingUes
 from testbed.experiments.cell.parts.station import base_station
 from testbed.experiments.cell.several.cache import RoamingCache
-from testbed.experiments.cell.several.roaming import Roaming, RoamingSite, RoamingUe
+from testbed.experiments.cell.several.roaming import Roaming, RoamingSite, RoamingUe, ServingAir
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.several.ue import RoamingClient, RoamingPort
 from testbed.experiments.cell.stations import Station
@@ -25,7 +26,7 @@ from testbed.experiments.cell.tally import Counted, Watch, unwatched
 from testbed.experiments.cell.ue import dice_of, send_bytes
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.intervals import independent_seed
-from testbed.ue.channel_state import UNKNOWN, ChannelState
+from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
 
 
@@ -61,6 +62,7 @@ class Network:
         self.channels = NetworkChannels(
             source, cells, network_ues(config), spectrum, channels_s, config.seed, self._loads
         )
+        self._airs = [self.channels.air(number) for number in range(len(cells))]
         engines = [self._engine(station) for station in self._cells.stations]
         self.sites = [self._site(number, *engines[one.station]) for number, one in enumerate(self._cells.cells)]
         self._members = [group for group in config.ues for _ in range(group.count)]
@@ -76,7 +78,7 @@ class Network:
         config = self._config
         seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
         used = None if self._loads is None else partial(self._loads.count, number)
-        return RoamingSite(Site(RadioCell(config.radio, self.channels.air(number), seed, used), station), cache)
+        return RoamingSite(Site(RadioCell(config.radio, self._airs[number], seed, used), station), cache)
 
     async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:
         """Run it; arguments as in `run_cell`."""
@@ -88,7 +90,8 @@ class Network:
             one.site.radio.begin()
         self.roaming = Roaming(self._cells, self.channels, self.sites, ues, clock)
         self.roaming.begin()
-        lives = [self._life(group, ue) for group, ue in zip(self._members, ues, strict=True)]
+        air = ServingAir(self._airs, ues)
+        lives = [self._life(group, ue, air) for group, ue in zip(self._members, ues, strict=True)]
         counter = CellCounter(config, clock, [one.site for one in self.sites], [ue.ports for ue in ues])
         counted = counter.count(grouped(config, tallies), from_s, to_s, clear)
         return await self._deployment.run(counted, self.roaming.run(), *lives)
@@ -100,15 +103,15 @@ class Network:
             return RoamingUe(number, ports, tally)
         return RoamingUe(number, ports, tally, RoamingClient(self._deployment.clock), self._decoding.sizers(group))
 
-    async def _life(self, group: UeGroup, ue: RoamingUe) -> None:
-        clock = self._deployment.clock
+    async def _life(self, group: UeGroup, ue: RoamingUe, air: ServingAir) -> None:
+        config, clock = self._config, self._deployment.clock
         if ue.client is None:
             way = Counted(ue.ports[True], ue.tally, True, clock)
-            await send_bytes(group, way, clock, dice_of(self._config.seed, ue.number))
-        else:
-            await self._decoding.decode(group, ue.number, ue.tally, ue.client, _unknown)
+            await send_bytes(group, way, clock, dice_of(config.seed, ue.number))
+            return
+        truth = RadioChannel(config.radio, air, ue.number, self.sites[0].site.radio.begin(), clock)
 
+        async def known(client: Client) -> ChannelState:
+            return await ue_state(group, truth, client, clock, ue.tally, (config.seed, ue.number))
 
-async def _unknown(client: Client) -> ChannelState:
-    """The UEs of several cells know nothing of their channels."""
-    return UNKNOWN
+        await self._decoding.decode(group, ue.number, ue.tally, ue.client, known)

@@ -9,6 +9,8 @@ from functools import partial
 
 import numpy as np
 
+from testbed.channel.radio.adaptation import OUT_OF_RANGE, AdaptedAir
+from testbed.channel.radio.air import AirState
 from testbed.channel.radio.handover import TOLERANCE_S, A3Events
 from testbed.channel.radio.network import NetworkChannels
 from testbed.channel.trace import Array
@@ -91,6 +93,18 @@ class RoamingUe:
             site.cache.come(session_of(self.name, session), moved._replace(again=again))
         self.sessions = {}
         self.client.join(site.site.station.attach((ways[True], ways[False]), self.sizers, self.name))
+
+
+class ServingAir:
+    """Implements `IdealAir`: the channels of UEs to the cells that serve them; an outage for a UE in no cell."""
+
+    def __init__(self, airs: Sequence[AdaptedAir], ues: Sequence[RoamingUe]) -> None:
+        self._airs, self._ues = airs, ues
+
+    def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
+        """See `Air.ideal`."""
+        cell = self._ues[ue].station
+        return OUT_OF_RANGE if cell is None else self._airs[cell].ideal(ue, up, t_s)
 
 
 class Roaming:

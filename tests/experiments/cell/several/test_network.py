@@ -15,6 +15,7 @@ from testbed.channel.radio.handover import Handover
 from testbed.channel.radio.model import ModelSource
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, CellControl, UeGroup
+from testbed.experiments.cell.csi import WatchedChannel
 from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.rows import document
@@ -134,6 +135,35 @@ def test_the_interruption_lasts_as_configured_and_messages_in_the_old_cell_are_l
         assert row["messages"] + row["undelivered"] == pytest.approx(2000, abs=2)
 
 
+def test_a_ue_knows_the_channel_to_the_cell_that_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In either direction between x and 200 - x, the rate of the nearer cell, as the oracle says it."""
+    known: list[tuple[float, float]] = []
+    now = WatchedChannel.now
+
+    def watched(self: WatchedChannel) -> Any:
+        csi = now(self)
+        assert csi is not None
+        known.append((self._truth._clock.time(), csi.uplink_mbps))
+        return csi
+
+    monkeypatch.setattr(WatchedChannel, "now", watched)
+    config = cells(msgspec.structs.replace(WALKER, csi="oracle", speed_mps=10.0))
+    row = document(config, run_cell(config))["rows"][0]
+    assert row["csi_error_db"] == 0
+    rates = {round(at_s): mbps for at_s, mbps in known}
+    assert rates[1] > rates[8] < rates[17]  # 20 m, 90 m; 20 m from the other one
+    assert rates[17] == pytest.approx(rates[1], rel=0.1)
+
+
+@pytest.mark.parametrize("csi", ["handshake", "passive", "report,noise_db=2"])
+def test_what_ues_know_of_their_channels_survives_handovers(csi: str) -> None:
+    config = cells(msgspec.structs.replace(WALKER, csi=csi, count=2), time_to_trigger_ms=40.0)
+    row = document(config, run_cell(config))["rows"][0]
+    assert row["handovers_per_ue"] >= 1.5
+    assert row["responses"] >= 2
+    assert 0 < row["csi_error_db"] < 20
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     config = cells(msgspec.structs.replace(WALKER, count=2), UeGroup(name="ring", count=2, speed_mps=10.0))
     config = msgspec.structs.replace(config, seconds=8.0)
@@ -146,7 +176,6 @@ def test_what_is_for_one_cell_is_refused() -> None:
         {"cells": None},
         {"radio": RadioConfig()},
         {"radio": RadioConfig(source=ModelSource(load=0.5))},
-        {"ues": (msgspec.structs.replace(WALKER, csi="oracle"),)},
         {"ues": (msgspec.structs.replace(WALKER, window_rule="hinted"),), "control": CellControl(windows="joint")},
     ):
         with pytest.raises(BadInput, match="cells"):
