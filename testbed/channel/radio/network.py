@@ -33,6 +33,7 @@ from testbed.errors import BadInput
 
 PLACE_STEP_S, STEP_M = 0.1, 0.5
 """Longest step of places, in time and in distance."""
+LEAST_GAIN = 1e-30
 MOST_GAINS = 2**28
 """Most gains of a network: 1 GiB."""
 NEAREST_M = 1.0
@@ -196,7 +197,7 @@ class NetworkChannels:
         if shadowing.sigma_db:
             to_station = {at: gains * shadowing.gains(rng, moved_m) for at, gains in to_station.items()}
         found = [to_station[cell.at] * 10 ** (cell.antenna_db(place) / 10) for cell in cells]
-        return np.asarray(np.stack(found), np.float32)
+        return np.asarray(np.maximum(np.stack(found), LEAST_GAIN), np.float32)
 
     def _faded(self, ue: int) -> tuple[SinrSeries, SinrSeries]:
         """Small-scale fading of a UE in dB, up and down."""

@@ -142,3 +142,10 @@ def test_sectors_of_a_base_station_share_its_shadowing() -> None:
 def test_more_channels_than_memory_should_hold_are_refused() -> None:
     with pytest.raises(BadInput, match="too many"):
         NetworkChannels(PLAIN, [CellPlace(complex(x)) for x in range(200)], [NetworkUe()] * 5000, SPECTRUM, 60.0, 0)
+
+
+def test_powers_from_afar_stay_numbers() -> None:
+    ue = NetworkUe(path_m=((1e25, 0.0), (2e25, 0.0)))
+    channels = NetworkChannels(PLAIN, [CellPlace(0j), CellPlace(1j)], [ue], SPECTRUM, 1.0, 0)
+    assert np.isfinite(channels.rsrp_dbm(0.0)).all()
+    assert channels.sinr_db(0, 0, True, 0.0) < -100
