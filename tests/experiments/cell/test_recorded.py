@@ -14,6 +14,7 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.errors import BadInput
 from testbed.experiments.cell import run as cells
 from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.parts import decoding
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.recorded import RecordedWork, ReplayingDrafter, traffic_language
 from testbed.experiments.cell.rows import document
@@ -60,7 +61,7 @@ def live(config: CellConfig, source: Drafter, monkeypatch: pytest.MonkeyPatch) -
     def computed(work: RecordedWork) -> ReplayingDrafter:
         return ReplayingDrafter(work, source, traffic_language, VOCAB, 1, SYNTHETIC)
 
-    monkeypatch.setattr(cells, "virtual_replay", computed)
+    monkeypatch.setattr(decoding, "virtual_replay", computed)
     return document(config, cells.run_cell(config))
 
 
