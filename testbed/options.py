@@ -189,18 +189,35 @@ def load(kind: type[C], path: Path) -> C:
 
 
 def _nearest(complaint: str, kind: type[msgspec.Struct]) -> str:
-    """The known key nearest to the one that a complaint of msgspec is about, for its end; else nothing."""
-    unknown = re.search(r"unknown field `(.*?)`", complaint)
-    near = difflib.get_close_matches(unknown[1], _keys(kind), 1) if unknown else []
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """The known key nearest to the one that a complaint of msgspec is about, or all if none is near, for its end."""
+    unknown = re.search(r"unknown field `(.*?)`(?: - at `\$(.*)`)?", complaint)
+    if unknown is None:
+        return ""
+    known = {key for one in _at(kind, unknown[2] or "") for key in _fields(one)} - {unknown[1]}
+    near = difflib.get_close_matches(unknown[1], sorted(known), 1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""
 
 
-def _keys(kind: type[msgspec.Struct]) -> list[str]:
-    """Keys of a configuration, and of those within it."""
-    fields = msgspec.structs.fields(kind)
-    types = [one for field in fields for one in (field.type, *get_args(field.type))]  # its own, or of a tuple of them
-    inner = [one for one in types if isinstance(one, type) and issubclass(one, Config)]
-    return [*(field.encode_name for field in fields), *(key for one in inner for key in _keys(one))]
+def _at(kind: type[msgspec.Struct], path: str) -> list[type[msgspec.Struct]]:
+    """Configurations that can stand at a path of msgspec's within another, such as `.ues[1].power`."""
+    kinds = [kind]
+    for name in re.sub(r"\[.*?\]", "", path).split(".")[1:]:
+        kinds = [inner for one in kinds for inner in _structs(_fields(one).get(name))]
+    return kinds
+
+
+def _fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Types of a configuration's fields by key."""
+    return {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
+
+
+def _structs(kind: Any) -> list[type[msgspec.Struct]]:
+    """Configurations in a type: itself, or those of a union, a tuple or a mapping."""
+    if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [inner for one in get_args(kind) for inner in _structs(one)]
 
 
 def resolved(config: Config) -> dict[str, Any]:

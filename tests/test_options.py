@@ -82,6 +82,39 @@ def test_a_file_of_a_configuration(tmp_path: Path) -> None:
     refuse(lambda: load(Basket, path), ConfigError, "did you mean 'apples'?")
 
 
+class Lid(Config, frozen=True, tag="lid", tag_field="kind"):
+    thickness_mm: float = 1.0
+
+
+class Cloth(Config, frozen=True, tag="cloth", tag_field="kind"):
+    colours: tuple[str, ...] = ()
+
+
+class Shop(Config, frozen=True):
+    thickness: float = 2.0
+    baskets: tuple[Basket, ...] = ()
+    named: dict[str, Basket] | None = None
+    cover: Lid | Cloth | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("baskets: [{}, {notes: a}]", "at `$.baskets[1]`; did you mean 'note'?"),
+        ("named: {a: {notes: a}}", "did you mean 'note'?"),
+        ("cover: {kind: lid, thickness: 1}", "at `$.cover`; did you mean 'thickness_mm'?"),
+        ("cover: {kind: cloth, colour: []}", "at `$.cover`; did you mean 'colours'?"),
+        ("basket: []", "unknown field `basket`; did you mean 'baskets'?"),
+        ("cover: {kind: cloth, x: 1}", "at `$.cover`; known: colours, thickness_mm"),
+    ],
+)
+def test_the_nearest_key_is_one_of_the_same_place(text: str, said: str, tmp_path: Path) -> None:
+    """It was one of the whole file, even the unknown one itself."""
+    path = tmp_path / "shop.yaml"
+    path.write_text(text)
+    refuse(lambda: load(Shop, path), ConfigError, said)
+
+
 @pytest.mark.parametrize("text", ["apples: " + "9" * 400, "weight_s: " + "9" * 400, "apples: 2001-99-99", "&a [*a]"])
 def test_values_that_are_too_large_or_none_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "basket.yaml"
