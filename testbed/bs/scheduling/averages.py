@@ -79,7 +79,7 @@ class OverheadEstimator:
         variance = max(self._nn / self._weight - mean**2, 0.0)
         request_s = max(0.0, (self._ns / self._weight - mean * mean_s) / (variance + LEAST_SPREAD))
         request_s = min(request_s, mean_s / mean)
-        return PassOverhead(mean_s - request_s * mean, request_s)
+        return PassOverhead(max(0.0, mean_s - request_s * mean), request_s)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -53,7 +54,8 @@ class Scheduler(ABC):
 
 @dataclass(frozen=True)
 class Fcfs(Scheduler):
-    """First come, first served: the head of the queue, and as many after it as fit.
+    """First come, first served, by UE: the first request of each UE in order of arrival, then the second ones, and so
+    on, as many as fit. With one session per UE that is the order of arrival.
 
     Raises:
         BadInput: a bound below 1, or pieces that are too small.
@@ -63,8 +65,8 @@ class Fcfs(Scheduler):
     max_tokens: int = 8192
     """New tokens of one pass; a single larger request is still taken, alone, unless it is cut into pieces."""
     chunk_tokens: int | None = None
-    """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. None:
-    prefixes are never cut."""
+    """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. While
+    other UEs wait, a UE's requests after its first one take no more of a pass, either. None: there is no such bound."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -73,15 +75,21 @@ class Fcfs(Scheduler):
             raise BadInput(f"a piece of a prompt has {PIECE} tokens or more, not {self.chunk_tokens}")
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
-        """Requests in order of arrival, until one does not fit."""
+        """Requests in turn, until one does not fit."""
         batch: list[Pending] = []
-        tokens = 0
-        for item in sorted(pending, key=lambda p: p.arrived_s)[: self.max_requests]:
-            item = self._cut(item)
+        tokens, used = 0, Counter[bytes]()
+        shared = self.chunk_tokens is not None and len({item.ue for item in pending}) > 1
+        for item in map(self._cut, in_turn(pending)):
+            own = used[item.ue] + item.new_tokens
+            if shared and used[item.ue] and own > (self.chunk_tokens or 0):
+                continue
             tokens += item.new_tokens
             if batch and tokens > self.max_tokens:
                 break
             batch.append(item)
+            used[item.ue] = own
+            if len(batch) == self.max_requests:
+                break
         return batch
 
     def _cut(self, item: Pending) -> Pending:
@@ -90,3 +98,13 @@ class Fcfs(Scheduler):
             return item
         end = item.ends(most)
         return item.piece(end) if end else item
+
+
+def in_turn(pending: Sequence[Pending]) -> list[Pending]:
+    """The first request of each UE in order of arrival, then the second one of each, and so on."""
+    turns, before = list[tuple[int, float, int]](), Counter[bytes]()
+    ordered = sorted(pending, key=lambda item: item.arrived_s)
+    for number, item in enumerate(ordered):
+        turns.append((before[item.ue], item.arrived_s, number))
+        before[item.ue] += 1
+    return [ordered[number] for _, _, number in sorted(turns)]

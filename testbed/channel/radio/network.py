@@ -38,6 +38,8 @@ MOST_GAINS = 2**28
 """Most gains of a network: 1 GiB."""
 NEAREST_M = 1.0
 """Least distance between a UE and a base station."""
+FARTHEST_M = 1e7
+"""Largest coordinate of a place."""
 
 
 BEAM_DEG, BACK_DB, GAIN_DBI = 65.0, 30.0, 8.0
@@ -78,7 +80,7 @@ def places(ue: NetworkUe, home: complex, rng: np.random.Generator, t_s: Array) -
     """[n] places [m] at times [n], x + iy.
 
     Raises:
-        BadInput: distances out of order or not positive, or a path without length.
+        BadInput: distances out of order or not positive, or a path without length or beyond `FARTHEST_M`.
     """
     if not ue.path_m:
         least_m, most_m = ue.distance_m
@@ -87,10 +89,12 @@ def places(ue: NetworkUe, home: complex, rng: np.random.Generator, t_s: Array) -
         start_m, angle = math.sqrt(rng.uniform(least_m**2, most_m**2)), rng.uniform(0, 2 * math.pi)
         away = Mobility(start_m, ue.speed_mps if start_m < most_m else 0.0, most_m).distances(t_s)
         return np.asarray(home + away * np.exp(1j * angle), np.complex128)
+    if not all(abs(metres) <= FARTHEST_M for point in ue.path_m for metres in point):
+        raise BadInput(f"the points of a path lie within {FARTHEST_M:g} m")
     points = np.array([complex(x, y) for x, y in ue.path_m])
     gone_m = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(points)))])
     length_m = float(gone_m[-1])
-    if not 0 < length_m < math.inf:
+    if not length_m > 0:
         raise BadInput("a path needs two points at different places")
     along = (ue.start * length_m + ue.speed_mps * t_s) % (2 * length_m)
     along = np.minimum(along, 2 * length_m - along)

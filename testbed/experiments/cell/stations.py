@@ -6,10 +6,11 @@ import math
 from typing import Annotated, Literal, NamedTuple
 
 from testbed.channel.radio.handover import Handover
+from testbed.channel.radio.network import FARTHEST_M
 from testbed.errors import BadInput
 from testbed.options import Config, option
 
-MOST_STATIONS = 256
+MOST_STATIONS, MOST_SECTORS = 256, 12
 
 
 class Station(Config, frozen=True):
@@ -26,6 +27,8 @@ class Station(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(self.azimuths_deg) > MOST_SECTORS:
+            raise BadInput(f"base station {self.name} has {len(self.azimuths_deg)} sectors; at most {MOST_SECTORS}")
         known = {azimuth % 360 for azimuth in self.azimuths_deg if math.isfinite(azimuth)}
         if len(known) < len(self.azimuths_deg):
             raise BadInput(f"sectors of base station {self.name} need different azimuths in degrees")
@@ -89,8 +92,8 @@ class CellsConfig(Config, frozen=True):
         if not all(names) or len(set(names)) < len(names):
             raise BadInput(f"base stations need different names, not {', '.join(names)}")
         places = [station.at_m for station in self.stations]
-        if not all(math.isfinite(metres) for place in places for metres in place) or len(set(places)) < len(places):
-            raise BadInput("base stations need different places in metres")
+        if not all(abs(metres) <= FARTHEST_M for place in places for metres in place) or len(set(places)) < len(places):
+            raise BadInput(f"base stations need different places within {FARTHEST_M:g} m")
 
     @property
     def cells(self) -> list[NamedCell]:

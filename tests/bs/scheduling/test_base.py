@@ -148,3 +148,57 @@ def test_in_pieces_nobody_waits_for_more_than_a_chunk_of_anothers_prompt(
 def test_pieces_of_nothing_are_refused() -> None:
     with pytest.raises(BadInput, match="64 tokens or more, not 63"):
         Fcfs(chunk_tokens=63)
+
+
+def of_ues(*rows: tuple[str, bytes, float, int]) -> list[Pending]:
+    """Requests by session, UE, arrival and drafted tokens, each of one new prefix token."""
+    return [replace(waiting(name, at, 101, draft, 101), ue=ue) for name, ue, at, draft in rows]
+
+
+def sessions(batch: list[Pending]) -> list[str]:
+    return [item.request.session for item in batch]
+
+
+def test_ues_take_turns_however_many_sessions_one_has() -> None:
+    queue = of_ues(("a1", b"a", 0, 4), ("a2", b"a", 1, 4), ("a3", b"a", 2, 4), ("b1", b"b", 3, 4), ("c1", b"c", 4, 4))
+    assert sessions(Fcfs().plan(queue, 9.0)) == ["a1", "b1", "c1", "a2", "a3"]
+    assert sessions(Fcfs(max_requests=3).plan(queue, 9.0)) == ["a1", "b1", "c1"]
+
+
+def test_one_ue_cannot_fill_a_pass_while_others_wait() -> None:
+    windows = [(f"a{i}", b"a", float(i), 199) for i in range(64)]  # 200 new tokens each
+    queue = of_ues(*windows, ("b1", b"b", 99.0, 7))
+    batch = Fcfs(chunk_tokens=512).plan(queue, 100.0)
+    assert sessions(batch) == ["a0", "b1", "a1"]
+    assert sum(item.new_tokens for item in batch) == 408
+    alone = Fcfs(chunk_tokens=512).plan(queue[:-1], 100.0)
+    assert sum(item.new_tokens for item in alone) == 40 * 200  # nobody else waits
+
+
+def test_the_first_request_of_a_ue_goes_whatever_its_size() -> None:
+    queue = of_ues(("a1", b"a", 0, 599), ("a2", b"a", 1, 0), ("b1", b"b", 2, 599))
+    assert sessions(Fcfs(chunk_tokens=512).plan(queue, 9.0)) == ["a1", "b1"]
+
+
+@given(
+    owners=st.lists(st.integers(0, 3), min_size=1, max_size=24),
+    chunk=st.integers(64, 400),
+    most=st.integers(1, 2000),
+    data=st.data(),
+)
+def test_a_queue_of_several_ues_is_served_to_its_end(
+    owners: list[int], chunk: int, most: int, data: st.DataObject
+) -> None:
+    rows = [(str(i), b"%d" % ue, float(data.draw(st.integers(0, 8))), data.draw(st.integers(0, 300)))
+            for i, ue in enumerate(owners)]  # fmt: skip
+    queue, plan = of_ues(*rows), Fcfs(max_tokens=most, chunk_tokens=chunk)
+    while queue:
+        batch = plan.plan(queue, 9.0)
+        first = min(queue, key=lambda item: item.arrived_s)
+        assert batch[0] is first
+        for ue in {item.ue for item in batch}:
+            own = [item for item in batch if item.ue == ue]
+            if len(own) > 1 and len({item.ue for item in queue}) > 1:
+                assert sum(item.new_tokens for item in own) <= chunk
+            assert [item.arrived_s for item in own] == sorted(item.arrived_s for item in own)
+        queue = [item for item in queue if not any(item is taken for taken in batch)]

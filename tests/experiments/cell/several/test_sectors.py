@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import ModelSource
+from testbed.channel.radio.network import NetworkUe, places
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.rows import document
@@ -49,3 +51,17 @@ def test_all_sectors_of_a_base_station_fail_together() -> None:
 def test_sectors_need_different_azimuths(azimuths_deg: tuple[float, ...]) -> None:
     with pytest.raises(BadInput, match="azimuths"):
         Station("site", (0.0, 0.0), azimuths_deg)
+
+
+def test_sectors_and_places_are_bounded() -> None:
+    with pytest.raises(BadInput, match="at most 12"):
+        Station("site", (0.0, 0.0), tuple(float(degrees) for degrees in range(13)))
+    with pytest.raises(BadInput, match="within 1e"):
+        CellsConfig((Station("site", (0.0, 0.0)), Station("far", (1.7e308, 0.0))))
+
+
+@pytest.mark.parametrize("x", [1e308, math.inf, math.nan, -1.1e7])
+def test_paths_are_bounded(x: float) -> None:
+    ue = NetworkUe(path_m=((x, 0.0), (-x, 0.0)), speed_mps=1.0)
+    with pytest.raises(BadInput, match="points of a path lie within 1e"):
+        places(ue, 0j, np.random.default_rng(0), np.zeros(1))
