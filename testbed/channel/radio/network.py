@@ -103,6 +103,7 @@ class NetworkChannels:
     Args:
         cells: [c] their places and antennas.
         loads: what the cells use; None: they do not interfere.
+        rest_s: time at first in which no UE moves.
 
     Raises:
         BadInput: see `places`, or too many of them.
@@ -117,7 +118,9 @@ class NetworkChannels:
         seconds: float,
         seed: int,
         loads: Loads | None = None,
+        rest_s: float = 0.0,
     ) -> None:
+        self._rest_s = rest_s
         self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, seconds
         self._loads, self._from_ues = loads, dict[int, Array]()
         fastest_mps = max(ue.speed_mps for ue in ues)
@@ -188,7 +191,7 @@ class NetworkChannels:
         """[cells, steps] gains of a UE."""
         rng, source = np.random.default_rng([self._seed, number]), self._source
         stations = list(dict.fromkeys(cell.at for cell in cells))
-        t_s = np.arange(self._steps, dtype=np.float64) * self._step_s
+        t_s = np.maximum(0.0, np.arange(self._steps, dtype=np.float64) * self._step_s - self._rest_s)
         place = places(ue, stations[number % len(stations)], rng, t_s)
         moved_m = np.abs(np.diff(place, prepend=place[0]))
         loss = PathLoss(10 ** (source.gain_1m_db / 10), source.exponent)
