@@ -132,7 +132,7 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
     if config.cells is None:
         config.radio.air(radio_ues(config), config.seconds, config.seed)
     else:
-        network_channels(config, lead_s(config) + config.seconds)
+        network_channels(config, config.seconds, lead_s(config))
 
 
 def _check_cells(config: CellConfig, decoding: Collection[UeGroup]) -> None:

@@ -140,8 +140,7 @@ class _Radio:
             air = config.radio.air(radio_ues(config), config.seconds, config.seed)
             self._radios = [RadioCell(config.radio, air, config.seed)]
         else:
-            rest_s = lead_s(config)
-            self._channels, loads = network_channels(config, rest_s + config.seconds, rest_s)
+            self._channels, loads = network_channels(config, config.seconds, lead_s(config))
             airs = map(self._channels.air, range(len(config.cells.cells)))
             self._radios = [radio_cell(config, number, air, loads) for number, air in enumerate(airs)]
         alone = self._radios[0] if config.cells is None else None
