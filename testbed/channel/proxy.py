@@ -59,11 +59,11 @@ class Proxy:
     """Relays TCP connections to a target, each over its own emulated link.
 
     Args:
-        target: host and port of the BS.
+        target: host and port of the BS; None: the UE is in no cell, and connections are closed.
         make_path: returns the link of the n-th connection, n from 0.
     """
 
-    def __init__(self, target: tuple[str, int], make_path: MakePath) -> None:
+    def __init__(self, target: tuple[str, int] | None, make_path: MakePath) -> None:
         self._target, self._make_path = target, make_path
         self._server: asyncio.Server | None = None
         self._pairs: set[tuple[Pipe, Pipe]] = set()
@@ -104,6 +104,11 @@ class Proxy:
             down.cut(abort=True)
         return len(pairs)
 
+    def hand_over(self, target: tuple[str, int] | None) -> None:
+        """Connect to another target from now on, as `target` at first; connections to the old one are aborted."""
+        self._target = target
+        self.reset()
+
     def moved_bytes(self) -> tuple[int, int]:
         """Bytes received so far over all links, uplink and downlink."""
         up, down = self._moved_bytes
@@ -128,11 +133,18 @@ class Proxy:
             front.transport.abort()
 
     async def _connect(self, front: End) -> None:
+        if (target := self._target) is None:
+            front.transport.abort()
+            return
         try:
-            _, back = await asyncio.get_running_loop().create_connection(End, *self._target)
+            _, back = await asyncio.get_running_loop().create_connection(End, *target)
         except OSError:
             self.refused += 1
             front.transport.close()
+            return
+        if target != self._target:  # handed over meanwhile
+            back.transport.abort()
+            front.transport.abort()
             return
         try:
             up_path, down_path = self._make_path(self.connections)

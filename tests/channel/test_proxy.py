@@ -296,3 +296,28 @@ async def test_a_connection_that_cannot_be_made_is_closed_and_logged(caplog: pyt
     writer.close()
     await proxy.close()
     server.close()
+
+
+@precisely
+async def test_a_ue_that_is_handed_over_reaches_the_new_target_and_none_between_the_two() -> None:
+    async def named(name: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(name)
+        await reader.read()
+        writer.close()
+
+    servers = [await asyncio.start_server(functools.partial(named, name), "127.0.0.1", 0) for name in (b"a", b"b")]
+    first, second = (server.sockets[0].getsockname()[:2] for server in servers)
+    proxy = Proxy(first, lambda _: (Direction(constant()), Direction(constant())))
+    port = await proxy.start("127.0.0.1", 0)
+    for target, answer in ((first, b"a"), (None, b""), (second, b"b")):
+        proxy.hand_over(target)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read(1) == answer
+        proxy.hand_over(None)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read(1) == b""
+        writer.close()
+    await proxy.close()
+    for server in servers:
+        server.close()

@@ -102,11 +102,12 @@ def places(ue: NetworkUe, home: complex, rng: np.random.Generator, t_s: Array) -
 
 
 class NetworkChannels:
-    """Gains between all UEs and cells during `seconds`, after which they repeat.
+    """Gains between all UEs and cells during `rest_s` and `seconds`, after which they repeat.
 
     Args:
         cells: [c] their places and antennas.
         loads: what the cells use; None: they do not interfere.
+        rest_s: time at first in which no UE moves; the gains that follow do not depend on it.
 
     Raises:
         BadInput: see `places`, or too many of them.
@@ -121,13 +122,15 @@ class NetworkChannels:
         seconds: float,
         seed: int,
         loads: Loads | None = None,
+        rest_s: float = 0.0,
     ) -> None:
-        self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, seconds
+        self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, rest_s + seconds
         self._loads, self._from_ues = loads, dict[int, Array]()
         fastest_mps = max(ue.speed_mps for ue in ues)
         self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
         self._step_s = max(self._step_s, seconds / MOST_STEPS)
-        self._steps = max(1, math.ceil(seconds / self._step_s))
+        self._resting = math.ceil(rest_s / self._step_s)
+        self._steps = self._resting + max(1, math.ceil(seconds / self._step_s))
         if len(ues) * len(cells) * self._steps > MOST_GAINS:
             raise BadInput(
                 f"{len(ues)} UEs, {len(cells)} cells and {seconds:g} s in steps of {self._step_s:.3g} s are too many "
@@ -192,7 +195,7 @@ class NetworkChannels:
         """[cells, steps] gains of a UE."""
         rng, source = np.random.default_rng([self._seed, number]), self._source
         stations = list(dict.fromkeys(cell.at for cell in cells))
-        t_s = np.arange(self._steps, dtype=np.float64) * self._step_s
+        t_s = np.arange(self._steps - self._resting, dtype=np.float64) * self._step_s
         place = places(ue, stations[number % len(stations)], rng, t_s)
         moved_m = np.abs(np.diff(place, prepend=place[0]))
         loss = PathLoss(10 ** (source.gain_1m_db / 10), source.exponent)
@@ -201,7 +204,8 @@ class NetworkChannels:
         if shadowing.sigma_db:
             to_station = {at: gains * shadowing.gains(rng, moved_m) for at, gains in to_station.items()}
         found = [to_station[cell.at] * 10 ** (cell.antenna_db(place) / 10) for cell in cells]
-        return np.asarray(np.maximum(np.stack(found), LEAST_GAIN), np.float32)
+        gains = np.pad(np.stack(found), ((0, 0), (self._resting, 0)), mode="edge")
+        return np.asarray(np.maximum(gains, LEAST_GAIN), np.float32)
 
     def _faded(self, ue: int) -> tuple[SinrSeries, SinrSeries]:
         """Small-scale fading of a UE in dB, up and down."""

@@ -39,8 +39,6 @@ def carry_out(config: CellConfig, real: bool, out: Path | None, told: Told = unt
     def run_it(cell: CellConfig) -> CellRun:
         return run_cell_really(cell, told) if real else run_cell(cell, told=told)
 
-    if real and config.cells is not None:
-        raise BadInput("several cells run in virtual time only")
     if out is None:
         return document(config, run_it(config))
     with claimed(config, out, KIND, resumes=False):

@@ -1,12 +1,16 @@
-"""A cell with processes: a base station, the radio between its connections, and a process for each decoding UE."""
+"""A cell with processes: a base station, the radio between its connections, and a process for each decoding UE.
+
+Of several cells, each has a base station; one process has the slots of all, and hands the UEs over.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -21,22 +25,21 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
-from testbed.experiments.cell.parts.counting import CellRun, direction_slots
-from testbed.experiments.cell.real_processes import RadioReport, UeReport, run_radio
+from testbed.experiments.cell.parts.counting import CellRun, SiteRun, direction_slots, grouped
+from testbed.experiments.cell.real_processes import RadioReport, UeReport, lead_s, run_radio, tally_of
 from testbed.experiments.cell.real_ue import CellUeOrder, answer_together, run_ue
 from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import Told, untold
-from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.cell.several.network import network_channels
 from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.inputs.state import NONE
 from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MOST_REAL_UES = 64
-LEAD_S, EACH_S = 3.0, 0.3
-"""Time until the start, and more for each UE process."""
 STOPPING_S = 30.0
-METRICS, METRICS_S = "metrics.jsonl", 0.1
+METRICS_S = 0.1
 Counters = dict[str, Any]
 
 
@@ -53,30 +56,50 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
     members = [group for group in config.ues for _ in range(group.count)]
     decoding = {number: group for number, group in enumerate(members) if group.traffic == "tokens"}
     _check(config, decoding)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stations:
         directory = Path(name)
-        with base_station(_serving(config, directory / METRICS)) as ready:
-            radio, reports, (before, after) = _run_processes(config, ready["bind"], sorted(decoding), directory, told)
+        servings = [
+            (stations.enter_context(base_station(_serving(config, profile, metrics)))["bind"], metrics)
+            for profile, metrics in _stations(config, directory)
+        ]
+        radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, told)
     if lossy := sum(report.lossy for report in reports.values()):
         raise EngineError(f"{lossy} responses differ from the target's own output")
     for number, (up, down) in radio.carried.items():
         reports[number].bytes_up, reports[number].bytes_down = up, down
         reports[number].air_s, reports[number].band_s = radio.air_s[number], radio.band_s[number]
     everyone = radio.senders | reports
-    groups, first = [], 0
-    for group in config.ues:
-        numbers = range(first, first + group.count)
-        groups.append((group, [everyone[number].restore(UeTally(WallClock(), 0, 0)) for number in numbers]))
-        first += group.count
-    seconds = config.seconds - config.warmup_s
+    tallies = [everyone[number].restore(tally_of(config, WallClock(), 0, 0)) for number in range(len(members))]
+    sites = _sites(config, radio, counted)
     return CellRun(
-        groups=groups,
-        uplink=radio.used[0] / direction_slots(config, True),
-        downlink=radio.used[1] / direction_slots(config, False),
-        passes=after["passes"] - before["passes"],
-        busy=min(1.0, (after["busy_s"] - before["busy_s"]) / seconds),
-        seconds=seconds,
+        groups=grouped(config, tallies),
+        uplink=sum(site.uplink for site in sites) / len(sites),
+        downlink=sum(site.downlink for site in sites) / len(sites),
+        passes=sum(site.passes for site in sites),
+        busy=sum(site.busy for site in sites) / len(sites),
+        seconds=config.seconds - config.warmup_s,
+        sites=sites,
     )
+
+
+def _stations(config: CellConfig, directory: Path) -> list[tuple[str, Path]]:
+    """Profile and metrics file of each base station; without sectors, it has one cell."""
+    stations = [None] if config.cells is None else [station.profile for station in config.cells.stations]
+    return [(profile or config.bs.profile, directory / f"bs-{n}.jsonl") for n, profile in enumerate(stations)]
+
+
+def _sites(config: CellConfig, radio: RadioReport, counted: Sequence[Sequence[Counters]]) -> list[SiteRun]:
+    """Counters of each cell, from those of the base stations after the warm-up and at the end."""
+    slots = {up: direction_slots(config, up) for up in (True, False)}
+    return [
+        SiteRun(
+            uplink=up / slots[True],
+            downlink=down / slots[False],
+            passes=after["passes"] - before["passes"],
+            busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (config.seconds - config.warmup_s)),
+        )
+        for (up, down), before, after in zip(radio.used, *counted, strict=True)
+    ]
 
 
 def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
@@ -102,51 +125,84 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
         if group.judge_keeps or rule.predictor or rule.hinted or group.protocol_hints:
             raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")
-    for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:
+    _check_cells(config, decoding.values())
+    profiles = {profile for profile, _ in _stations(config, Path())}
+    for profile in profiles | {group.profile for group in decoding.values()}:
         load_profile(profile)  # raises here, rather than in a process
-    config.radio.air(radio_ues(config), config.seconds, config.seed)
+    if config.cells is None:
+        config.radio.air(radio_ues(config), config.seconds, config.seed)
+    else:
+        network_channels(config, config.seconds, lead_s(config))
 
 
-def _serving(config: CellConfig, metrics: Path) -> ServeConfig:
+def _check_cells(config: CellConfig, decoding: Collection[UeGroup]) -> None:
+    """Refuse what several cells have in virtual time alone.
+
+    Raises:
+        BadInput: sectors, failures, keys and values that are moved, or channel states.
+    """
+    if config.cells is None:
+        return
+    if any(station.azimuths_deg or station.down_s for station in config.cells.stations):
+        raise BadInput("--real has base stations without sectors, which do not fail; leave out azimuths_deg and down_s")
+    if config.cells.migration.kind != "prefill":
+        raise BadInput("keys and values are moved in virtual time alone; leave out cells.migration or --real")
+    for group in decoding:
+        if group.csi != NONE:
+            raise BadInput(f"group {group.name}: with `cells`, --real knows no channel states; take csi none")
+
+
+def _serving(config: CellConfig, profile: str, metrics: Path) -> ServeConfig:
     bs = config.bs
     return ServeConfig(
-        bind="tcp://127.0.0.1:*", engine="synthetic", pace=bs.profile, scheduler=bs.scheduler, max_batch=bs.max_batch,
-        coefficients=bs.profile if SCHEDULERS[bs.scheduler].needs_coefficients else None, admission=False,
+        bind="tcp://127.0.0.1:*", engine="synthetic", pace=profile, scheduler=bs.scheduler, max_batch=bs.max_batch,
+        coefficients=profile if SCHEDULERS[bs.scheduler].needs_coefficients else None, admission=False,
         metrics=str(metrics), metrics_interval_s=METRICS_S,
     )  # fmt: skip
 
 
 def _run_processes(
-    config: CellConfig, target: str, decoding: list[int], directory: Path, told: Told
-) -> tuple[RadioReport, dict[int, UeReport], list[Counters]]:
-    """Start the radio and the UEs; returns their reports, and the BS's counters after the warm-up and at the end."""
+    config: CellConfig, servings: Sequence[tuple[str, Path]], decoding: list[int], directory: Path, told: Told
+) -> tuple[RadioReport, dict[int, UeReport], list[list[Counters]]]:
+    """Start the radio and the UEs; returns their reports, and the counters of all base stations after the warm-up and
+    at the end.
+
+    Args:
+        servings: address and metrics file of each base station.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([run_ue.__module__])
     members = [group for group in config.ues for _ in range(group.count)]
+    targets = [address for address, _ in servings]
     ours, theirs = context.Pipe()
-    radio = context.Process(target=run_radio, name="the radio", args=(config, target, theirs), daemon=True)
+    notices = {number: context.Pipe(duplex=False) for number in decoding if config.cells is not None}
+    telling = {number: ends[1] for number, ends in notices.items()}
+    arguments = (config, targets, theirs, telling)
+    radio = context.Process(target=run_radio, name="the radio", args=arguments, daemon=True)
     start(radio)
-    theirs.close()  # so that its end is noticed
+    for line in (theirs, *telling.values()):
+        line.close()  # so that its end is noticed
     processes: list[BaseProcess] = [radio]
     try:
         addresses: dict[int, str]
         addresses, radio_s = _received(ours, STOPPING_S)
-        start_s = time.monotonic() + LEAD_S + EACH_S * len(decoding)
+        start_s = time.monotonic() + lead_s(config)
         meeting = _Meeting(context, [number for number in decoding if members[number].together])
         paths = {number: directory / f"{number}.json" for number in decoding}
         for number, path in paths.items():
-            order = CellUeOrder(config, number, addresses[number], radio_s, start_s)
-            arguments = (order, path, meeting.theirs.get(number))
-            processes.append(context.Process(target=run_ue, name=f"UE {number}", args=arguments, daemon=True))
+            order = CellUeOrder(config, number, addresses[number], radio_s, start_s, targets)
+            told_by = notices[number][0] if number in notices else None
+            args = (order, path, meeting.theirs.get(number), told_by)
+            processes.append(context.Process(target=run_ue, name=f"UE {number}", args=args, daemon=True))
             start(processes[-1])
         meeting.begin()
         ours.send(start_s)
         end_s = start_s + config.seconds + STOPPING_S
-        counters: list[Counters] = []
+        counters: list[list[Counters]] = []
         for until_s in (start_s + config.warmup_s, start_s + config.seconds, end_s):
             _wait(radio, processes[1:], until_s, lambda: told(_passed_s(start_s, config.seconds), config.seconds))
             if until_s < end_s:
-                counters.append(_counted(directory / METRICS))
+                counters.append([_counted(metrics) for _, metrics in servings])
         found: RadioReport = _received(ours, max(0.0, end_s - time.monotonic()))
     finally:
         stop_all(processes)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 
 from testbed.channel.emulate import endpoint
-from testbed.channel.link_model import Carrier
 from testbed.channel.proxy import Proxy, precise_loop
 from testbed.channel.radio.mac import RadioCell
-from testbed.channel.radio.ports import RadioPort
-from testbed.clock import WallClock
-from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.channel.radio.network import NetworkChannels
+from testbed.clock import Clock, WallClock
+from testbed.experiments.cell.config import CellConfig, radio_ues
+from testbed.experiments.cell.several.network import network_channels, radio_cell
+from testbed.experiments.cell.several.relayed import RelayedUe, SendingUe, Ways
+from testbed.experiments.cell.several.roaming import Roamer, Roaming
+from testbed.experiments.cell.several.tally import Moves, RoamingTally
+from testbed.experiments.cell.several.ue import RoamingPort
 from testbed.experiments.cell.tally import Counted, ResponseSums, UeTally
 from testbed.experiments.cell.ue import dice_of, send_bytes
 from testbed.process.interrupts import as_child
-from testbed.tasks import cancel
+from testbed.tasks import beside, cancel
 
 HOST = "127.0.0.1"
+LEAD_S, EACH_S = 3.0, 0.3
+"""Time until the start, and more for each UE process."""
 
 
 class UeReport(msgspec.Struct):
@@ -50,6 +57,8 @@ class UeReport(msgspec.Struct):
     void: int = 0
     lossy: int = 0
     """Responses that differ from the target's own."""
+    moves: Moves | None = None
+    """Of a UE among several cells."""
 
     @classmethod
     def of(cls, tally: UeTally, lossy: int = 0) -> UeReport:
@@ -60,6 +69,7 @@ class UeReport(msgspec.Struct):
             (tally.air_s[True], tally.air_s[False]), (tally.band_s[True], tally.band_s[False]), tally.accepted,
             tally.rejected, tally.answered, tally.csi_error_db, tally.csi_known,
             tally.looked_ahead, tally.drafted_ahead, tally.void, lossy,
+            tally.moves if isinstance(tally, RoamingTally) else None,
         )  # fmt: skip
 
     def restore(self, tally: UeTally) -> UeTally:
@@ -73,14 +83,16 @@ class UeReport(msgspec.Struct):
         tally.looked_ahead, tally.drafted_ahead, tally.void = self.looked_ahead, self.drafted_ahead, self.void
         for there, (up, down) in ((tally.air_s, self.air_s), (tally.band_s, self.band_s)):
             there.update({True: up, False: down})
+        if self.moves is not None and isinstance(tally, RoamingTally):
+            tally.restore(self.moves)
         return tally
 
 
 class RadioReport(msgspec.Struct):
     """What the process of the radio counted."""
 
-    used: tuple[float, float]
-    """Sums of shares of the bandwidth in use after the warm-up, up and down."""
+    used: list[tuple[float, float]]
+    """Of each cell: sums of shares of the bandwidth in use after the warm-up, up and down."""
     carried: dict[int, tuple[float, float]]
     """Bytes that each decoding UE sent and received after the warm-up."""
     air_s: dict[int, tuple[float, float]]
@@ -91,91 +103,115 @@ class RadioReport(msgspec.Struct):
     """Reports of UEs that send bytes."""
 
 
-def run_radio(config: CellConfig, target: str, line: Connection) -> None:
+def tally_of(config: CellConfig, clock: Clock, from_s: float, to_s: float) -> UeTally:
+    """Counters of a UE, also of its moves if there are several cells."""
+    return (UeTally if config.cells is None else RoamingTally)(clock, from_s, to_s)
+
+
+def lead_s(config: CellConfig) -> float:
+    """Time from the first slot to the start, in which the processes of the UEs begin."""
+    return LEAD_S + EACH_S * sum(group.count for group in config.ues if group.traffic == "tokens")
+
+
+def run_radio(
+    config: CellConfig, targets: Sequence[str], line: Connection, ues: Mapping[int, Connection] | None = None
+) -> None:
     """Stand between UEs and BS: tell the UEs' addresses and when the first slot began, be told the start, and tell the
     `RadioReport` at the end.
+
+    Args:
+        targets: addresses of the base stations.
+        ues: with several cells, lines to the processes of the UEs, which are told where they are.
     """
     as_child()
     loop = precise_loop()
     with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has ended
-        loop.run_until_complete(_Radio(config, target).serve(line))
+        loop.run_until_complete(_Radio(config, [endpoint(target) for target in targets], ues or {}).serve(line))
 
 
 class _Radio:
-    """The cell, its relays, and the UEs that send bytes."""
+    """The cells, their relays, and the UEs that send bytes."""
 
-    def __init__(self, config: CellConfig, target: str) -> None:
-        self._config, self._target = config, endpoint(target)
+    def __init__(self, config: CellConfig, targets: Sequence[tuple[str, int]], lines: Mapping[int, Connection]) -> None:
+        self._config, self._clock = config, WallClock()
+        self._members = [group for group in config.ues for _ in range(group.count)]
+        self._channels: NetworkChannels | None = None
+        if config.cells is None:
+            air = config.radio.air(radio_ues(config), config.seconds, config.seed)
+            self._radios = [RadioCell(config.radio, air, config.seed)]
+        else:
+            self._channels, loads = network_channels(config, config.seconds, lead_s(config))
+            airs = map(self._channels.air, range(len(config.cells.cells)))
+            self._radios = [radio_cell(config, number, air, loads) for number, air in enumerate(airs)]
+        alone = self._radios[0] if config.cells is None else None
+        self._ways = {
+            n: Ways(n, group.weight, alone) for n, group in enumerate(self._members) if group.traffic == "tokens"
+        }
+        self._proxies = {n: Proxy(None if alone is None else targets[0], way.make) for n, way in self._ways.items()}
+        self._ports = {
+            n: {up: RoamingPort(n, up, group.weight) for up in (True, False)}
+            for n, group in enumerate(self._members) if n not in self._ways
+        }  # fmt: skip
+        self._targets, self._lines = targets, lines
 
     async def serve(self, line: Connection) -> None:
-        config, loop = self._config, asyncio.get_running_loop()
-        cell = RadioCell(config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed)
-        members = [group for group in config.ues for _ in range(group.count)]
-        ways = {n: _Ways(cell, n, group.weight) for n, group in enumerate(members) if group.traffic == "tokens"}
-        proxies = {number: Proxy(self._target, way.make) for number, way in ways.items()}
-        ports = {number: await proxy.start(HOST, 0) for number, proxy in proxies.items()}
-        line.send(({number: f"tcp://{HOST}:{port}" for number, port in ports.items()}, cell.begin()))
-        start_s = await loop.run_in_executor(None, line.recv)
-        report = await self._measure(cell, members, proxies, ways, start_s)
-        line.send(report)
-        for proxy in proxies.values():
+        ports = {number: await proxy.start(HOST, 0) for number, proxy in self._proxies.items()}
+        begun_s = [radio.begin() for radio in self._radios]
+        sending = {number: SendingUe(self._radios, ways) for number, ways in self._ports.items()}
+        line.send(({number: f"tcp://{HOST}:{port}" for number, port in ports.items()}, begun_s[0]))
+        await beside(self._roaming(sending), self._serve(line, sending))
+        for proxy in self._proxies.values():
             await proxy.close()
 
-    async def _measure(
-        self,
-        cell: RadioCell,
-        members: Sequence[UeGroup],
-        proxies: dict[int, Proxy],
-        ways: dict[int, _Ways],
-        start_s: float,
-    ) -> RadioReport:
-        config, clock = self._config, WallClock()
+    def _roaming(self, sending: Mapping[int, SendingUe]) -> list[Coroutine[Any, Any, None]]:
+        """Let UEs enter their cells; returns what hands them over."""
+        if self._config.cells is None or self._channels is None:
+            for ue in sending.values():
+                ue.arrive(0, handover=False)
+            return []
+        targets = [self._targets[cell.station] for cell in self._config.cells.cells]
+        relayed = {
+            n: RelayedUe(self._radios, way, self._proxies[n], targets, self._lines[n]) for n, way in self._ways.items()
+        }
+        ues: dict[int, Roamer] = {**relayed, **sending}
+        roaming = Roaming(self._config.cells, self._channels, [ues[n] for n in sorted(ues)], self._clock)
+        roaming.begin()
+        return [roaming.run()]
+
+    async def _serve(self, line: Connection, sending: Mapping[int, SendingUe]) -> None:
+        start_s = await asyncio.get_running_loop().run_in_executor(None, line.recv)
+        line.send(await self._measure(sending, start_s))
+
+    async def _measure(self, sending: Mapping[int, SendingUe], start_s: float) -> RadioReport:
+        config, clock = self._config, self._clock
         from_s, to_s = start_s + config.warmup_s, start_s + config.seconds
         await clock.sleep(max(0.0, start_s - clock.time()))
-        tallies = {n: UeTally(clock, from_s, to_s) for n, group in enumerate(members) if n not in proxies}
-        tasks = [
-            asyncio.create_task(
-                send_bytes(
-                    members[n], Counted(cell.port(n, True, members[n].weight), tally, True, clock), clock,
-                    dice_of(config.seed, n),
-                )
-            )
-            for n, tally in tallies.items()
-        ]  # fmt: skip
+        tallies = {n: tally_of(config, clock, from_s, to_s) for n in sending}
+        tasks = [asyncio.create_task(self._send(n, ue, tallies[n])) for n, ue in sending.items()]
         seen = []
         for until_s in (from_s, to_s):
             await clock.sleep(until_s - clock.time())
-            used = (cell.counters[True].used, cell.counters[False].used)
-            moved = {number: proxy.moved_bytes() for number, proxy in proxies.items()}
-            seen.append((used, moved, {number: way.times() for number, way in ways.items()}))
+            seen.append(self._counted())
         await cancel(*tasks)
         (before, moved, timed), (after, moved_end, timed_end) = seen
-        spent = {n: [end - start for start, end in zip(timed[n], timed_end[n], strict=True)] for n in ways}
+        spent = {n: [end - start for start, end in zip(timed[n], timed_end[n], strict=True)] for n in self._ways}
         return RadioReport(
-            used=(after[0] - before[0], after[1] - before[1]),
-            carried={n: (moved_end[n][0] - moved[n][0], moved_end[n][1] - moved[n][1]) for n in proxies},
+            used=[(up - up0, down - down0) for (up0, down0), (up, down) in zip(before, after, strict=True)],
+            carried={n: (moved_end[n][0] - moved[n][0], moved_end[n][1] - moved[n][1]) for n in self._proxies},
             air_s={n: (up, down) for n, (up, down, _, _) in spent.items()},
             band_s={n: (up, down) for n, (_, _, up, down) in spent.items()},
             senders={number: UeReport.of(tally) for number, tally in tallies.items()},
         )
 
+    def _counted(self) -> tuple[list[tuple[float, float]], dict[int, tuple[int, int]], dict[int, tuple[float, ...]]]:
+        """Bandwidth in use by cell; bytes, and times on the air, by decoding UE."""
+        used = [(radio.counters[True].used, radio.counters[False].used) for radio in self._radios]
+        moved = {number: proxy.moved_bytes() for number, proxy in self._proxies.items()}
+        return used, moved, {n: way.times(self._config.radio.slot_s) for n, way in self._ways.items()}
 
-class _Ways:
-    """Ports of one UE's connections."""
-
-    def __init__(self, cell: RadioCell, number: int, weight: float) -> None:
-        self._cell, self._number, self._weight = cell, number, weight
-        self._made: list[tuple[RadioPort, RadioPort]] = []
-
-    def make(self, connection: int) -> tuple[Carrier, Carrier]:
-        """Ports of a connection (a `MakePath`)."""
-        up, down = (self._cell.port(self._number, way, self._weight) for way in (True, False))
-        self._made.append((up, down))
-        return up, down
-
-    def times(self) -> tuple[float, float, float, float]:
-        """Time of the slots in which it has sent and received, and the same times its shares of the bandwidth."""
-        slot_s = self._cell.config.slot_s
-        up, down = ([ports[way] for ports in self._made] for way in (0, 1))
-        sent, received = (sum(port.slots for port in ports) * slot_s for ports in (up, down))
-        return sent, received, sum(port.used for port in up) * slot_s, sum(port.used for port in down) * slot_s
+    async def _send(self, number: int, ue: SendingUe, tally: UeTally) -> None:
+        """Life of a UE that sends bytes."""
+        if isinstance(tally, RoamingTally):
+            ue.counted(tally)
+        way = Counted(ue.ports[True], tally, True, self._clock)
+        await send_bytes(self._members[number], way, self._clock, dice_of(self._config.seed, number))

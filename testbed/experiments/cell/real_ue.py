@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.proxy import precise_loop
-from testbed.clock import WallClock
+from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.drafts import Agreement, RealDrafter
-from testbed.experiments.cell.real_processes import UeReport
+from testbed.experiments.cell.real_processes import UeReport, tally_of
 from testbed.experiments.cell.recorded import RecordedWork, real_replay, recording_of
+from testbed.experiments.cell.several.moving import MovingClient
+from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.cell.ue import decode_responses, dice_of, drawn_lengths
 from testbed.experiments.deployment.load import LoadUe
@@ -28,7 +31,7 @@ from testbed.experiments.inputs.profile import load_profile
 from testbed.files import whole_file
 from testbed.process.interrupts import as_child
 from testbed.synthetic import VOCAB, next_token
-from testbed.tasks import cancel
+from testbed.tasks import beside, cancel
 from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
@@ -48,6 +51,8 @@ class CellUeOrder(msgspec.Struct, frozen=True):
     radio_s: float
     """Beginning of the first slot."""
     start_s: float
+    stations: Sequence[str] = ()
+    """Addresses of all base stations, without radio."""
 
     @property
     def group(self) -> UeGroup:
@@ -90,25 +95,26 @@ def answer_together(lines: Sequence[Connection]) -> None:
         line.close()
 
 
-def run_ue(order: CellUeOrder, path: Path, together: Connection | None = None) -> None:
+def run_ue(order: CellUeOrder, path: Path, together: Connection | None = None, moves: Connection | None = None) -> None:
     """Decode until the end, and write the report.
 
     Args:
         together: asks before each request, for all UEs that send together; None: requests are independent.
+        moves: tells in which of several cells the UE is; None: there is one.
     """
     as_child()
     with contextlib.closing(precise_loop()) as loop:
-        report = loop.run_until_complete(_decode(order, together))
+        report = loop.run_until_complete(_decode(order, together, moves))
     with whole_file(path) as part:
         part.write_bytes(msgspec.json.encode(report))
 
 
-async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
+async def _decode(order: CellUeOrder, together: Connection | None, moves: Connection | None) -> UeReport:
     config, group, clock = order.config, order.group, WallClock()
     dice = dice_of(config.seed, order.number)
     end_s = order.start_s + config.seconds
-    tally = UeTally(clock, order.start_s + config.warmup_s, end_s)
-    client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
+    tally = tally_of(config, clock, order.start_s + config.warmup_s, end_s)
+    client, moving = await _client(order, clock, tally, moves)
     recording = recording_of(group)
     work = None if recording is None else RecordedWork(recording, group.method.drafts)
     ue = _ue(order, client, work)
@@ -127,7 +133,7 @@ async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
         drawn_lengths(group) if work is None else work.next, seen,
         None if together is None else _ProcessMeeting(together).meet,
     )  # fmt: skip
-    life = asyncio.create_task(living)
+    life = asyncio.create_task(beside(moving, living))
     await asyncio.wait([life], timeout=end_s - clock.time())
     if life.done():
         life.result()  # raises
@@ -135,6 +141,17 @@ async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
     with contextlib.suppress(Exception):
         await client.close()
     return UeReport.of(tally, sum(output != _expected(prompt, len(output)) for prompt, output in found))
+
+
+async def _client(
+    order: CellUeOrder, clock: Clock, tally: UeTally, moves: Connection | None
+) -> tuple[Client, list[Coroutine[Any, Any, None]]]:
+    """The UE's connection, and what moves it between cells."""
+    if moves is None or not isinstance(tally, RoamingTally):
+        return Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S), []
+    client = MovingClient(order.address, order.stations, moves, tally, clock, TIMEOUT_S)
+    await client.begin()
+    return client, [client.follow()]
 
 
 def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe:

@@ -149,3 +149,15 @@ def test_powers_from_afar_stay_numbers() -> None:
     channels = NetworkChannels(PLAIN, [CellPlace(0j), CellPlace(1j)], [ue], SPECTRUM, 1.0, 0)
     assert np.isfinite(channels.rsrp_dbm(0.0)).all()
     assert channels.sinr_db(0, 0, True, 0.0) < -100
+
+
+def test_ues_that_rest_at_first_move_as_they_would_have_without_it() -> None:
+    cells, ues = [CellPlace(0j), CellPlace(60 + 0j)], [NetworkUe(path_m=((0, 5), (60, 5)), speed_mps=20.0)]
+    moving, resting = (
+        NetworkChannels(ModelSource(), cells, ues, SPECTRUM, 5.0, seed=4, rest_s=rest_s) for rest_s in (0.0, 2.0)
+    )
+    steps = moving.gains.shape[2]
+    rest = resting.gains.shape[2] - steps
+    assert resting.at(2.0) == rest > 0 and np.ptp(moving.gains) > 0
+    np.testing.assert_array_equal(resting.gains[:, :, rest:], moving.gains)
+    np.testing.assert_array_equal(resting.gains[:, :, :rest], np.repeat(moving.gains[:, :, :1], rest, axis=2))

@@ -17,7 +17,7 @@ import pytest
 
 from testbed.channel.radio.config import RadioConfig, TraceSource
 from testbed.errors import BadInput, EngineError
-from testbed.experiments.cell import real
+from testbed.experiments.cell import real, real_processes
 from testbed.experiments.cell.config import CellBs, CellConfig, CellControl, UeGroup, UePower
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.real_processes import run_radio
@@ -118,7 +118,7 @@ def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeyp
 
     monkeypatch.setattr(real, "_received", received)
     monkeypatch.setattr(real, "_wait", wait)
-    monkeypatch.setattr(real, "LEAD_S", 0.5)
+    monkeypatch.setattr(real_processes, "LEAD_S", 0.5)
     monkeypatch.setattr(children, "STOP_S", 1.0)
     cell = CellConfig(seconds=2.0, warmup_s=0.5, ues=(UeGroup(name="a", count=2, response=(5, 15)),))
     try:
@@ -133,7 +133,7 @@ def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeyp
 def test_a_radio_whose_parent_has_ended_ends_quietly() -> None:
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
-    radio = context.Process(target=run_radio, args=(CELL, "tcp://127.0.0.1:9", theirs))
+    radio = context.Process(target=run_radio, args=(CELL, ["tcp://127.0.0.1:9"], theirs))
     radio.start()
     ours.close()
     theirs.close()

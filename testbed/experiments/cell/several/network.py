@@ -7,6 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from testbed.channel.radio.adaptation import AdaptedAir
 from testbed.channel.radio.loads import Loads
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import ModelSource, Spectrum
@@ -24,7 +25,7 @@ from testbed.experiments.cell.several.ue import RoamingClient, RoamingPort
 from testbed.experiments.cell.stations import Station
 from testbed.experiments.cell.tally import Counted, Watch, unwatched
 from testbed.experiments.cell.ue import dice_of, send_bytes
-from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
+from testbed.experiments.deployment.virtual import TIMEOUT_S, VirtualDeployment, VirtualStation
 from testbed.intervals import independent_seed
 from testbed.ue.channel_state import ChannelState
 from testbed.ue.client import Client
@@ -39,6 +40,35 @@ def network_ues(config: CellConfig) -> list[NetworkUe]:
     ]
 
 
+def network_channels(
+    config: CellConfig, channels_s: float, rest_s: float = 0.0
+) -> tuple[NetworkChannels, Loads | None]:
+    """The channels of a run of several cells, and what interferes in them; None: they do not interfere.
+
+    Args:
+        rest_s: time at first in which no UE moves.
+
+    Raises:
+        BadInput: a configuration without `cells`, or places that cannot be.
+    """
+    source, radio = config.radio.source, config.radio
+    if config.cells is None or not isinstance(source, ModelSource):
+        raise BadInput("several cells need `cells`, and a source of kind model")
+    spectrum = Spectrum(radio.bandwidth_hz, radio.slot_s, radio.duplex == "tdd", radio.harq.bler)
+    stations = config.cells.stations
+    cells = [CellPlace(complex(*stations[one.station].at_m), one.azimuth_deg) for one in config.cells.cells]
+    window_ms = config.cells.interference_ms
+    loads = Loads(radio, radio.slots(window_ms), len(cells)) if window_ms else None
+    ues = network_ues(config)
+    return NetworkChannels(source, cells, ues, spectrum, channels_s, config.seed, loads, rest_s), loads
+
+
+def radio_cell(config: CellConfig, number: int, air: AdaptedAir, loads: Loads | None) -> RadioCell:
+    """The slots of one cell."""
+    seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
+    return RadioCell(config.radio, air, seed, None if loads is None else partial(loads.count, number))
+
+
 class Network:
     """The parts of a run of several cells.
 
@@ -47,22 +77,12 @@ class Network:
     """
 
     def __init__(self, config: CellConfig, channels_s: float) -> None:
-        source, radio = config.radio.source, config.radio
-        if config.cells is None or not isinstance(source, ModelSource):
-            raise BadInput("several cells need `cells`, and a source of kind model")
+        self.channels, self._loads = network_channels(config, channels_s)
+        assert config.cells is not None
         self._config, self._cells = config, config.cells
         self._deployment = VirtualDeployment()
         self._decoding = DecodingUes(config, self._deployment.clock)
-        spectrum = Spectrum(radio.bandwidth_hz, radio.slot_s, radio.duplex == "tdd", radio.harq.bler)
-        cells = [
-            CellPlace(complex(*self._cells.stations[one.station].at_m), one.azimuth_deg) for one in self._cells.cells
-        ]
-        window_ms = self._cells.interference_ms
-        self._loads = Loads(radio, radio.slots(window_ms), len(cells)) if window_ms else None
-        self.channels = NetworkChannels(
-            source, cells, network_ues(config), spectrum, channels_s, config.seed, self._loads
-        )
-        self._airs = [self.channels.air(number) for number in range(len(cells))]
+        self._airs = [self.channels.air(number) for number in range(len(self._cells.cells))]
         engines = [self._engine(station) for station in self._cells.stations]
         self.sites = [self._site(number, *engines[one.station]) for number, one in enumerate(self._cells.cells)]
         self._members = [group for group in config.ues for _ in range(group.count)]
@@ -75,10 +95,8 @@ class Network:
 
     def _site(self, number: int, station: VirtualStation, cache: RoamingCache) -> RoamingSite:
         """A cell of a base station."""
-        config = self._config
-        seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
-        used = None if self._loads is None else partial(self._loads.count, number)
-        return RoamingSite(Site(RadioCell(config.radio, self._airs[number], seed, used), station), cache)
+        radio = radio_cell(self._config, number, self._airs[number], self._loads)
+        return RoamingSite(Site(radio, station), cache)
 
     async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:
         """Run it; arguments as in `run_cell`."""
@@ -88,7 +106,7 @@ class Network:
         ues = [self._ue(number, tally) for number, tally in enumerate(tallies)]
         for one in self.sites:
             one.site.radio.begin()
-        self.roaming = Roaming(self._cells, self.channels, self.sites, ues, clock)
+        self.roaming = Roaming(self._cells, self.channels, ues, clock)
         self.roaming.begin()
         air = ServingAir(self._airs, ues)
         lives = [self._life(group, ue, air) for group, ue in zip(self._members, ues, strict=True)]
@@ -97,11 +115,12 @@ class Network:
         return await self._deployment.run(counted, self.roaming.run(), *lives)
 
     def _ue(self, number: int, tally: RoamingTally) -> RoamingUe:
-        group = self._members[number]
+        group, clock = self._members[number], self._deployment.clock
         ports = {up: RoamingPort(number, up, group.weight) for up in (True, False)}
         if group.traffic == "bytes":
-            return RoamingUe(number, ports, tally)
-        return RoamingUe(number, ports, tally, RoamingClient(self._deployment.clock), self._decoding.sizers(group))
+            return RoamingUe(self.sites, clock, number, ports, tally)
+        client = RoamingClient(clock, TIMEOUT_S)
+        return RoamingUe(self.sites, clock, number, ports, tally, client, self._decoding.sizers(group))
 
     async def _life(self, group: UeGroup, ue: RoamingUe, air: ServingAir) -> None:
         config, clock = self._config, self._deployment.clock

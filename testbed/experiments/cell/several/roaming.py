@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -33,10 +34,34 @@ class RoamingSite:
     cache: RoamingCache
 
 
+class Roamer(Protocol):
+    """A UE that is handed over: what `Roaming` needs of it."""
+
+    station: int | None
+    """The cell that serves it; None: it is in no cell."""
+
+    def leave(self) -> None:
+        """Leave the base station, which closes the UE's sessions."""
+
+    def move(self, migration: Migration) -> float:
+        """Begin to move the keys and values of its sessions; returns the time that it takes."""
+
+    def lose(self) -> None:
+        """Leave the keys and values of its sessions behind."""
+
+    def fail(self) -> None:
+        """Note that its base station has failed."""
+
+    def arrive(self, number: int, handover: bool) -> None:
+        """Be served by a cell from now on; `handover`: of a base station that had not failed."""
+
+
 @dataclass
 class RoamingUe:
-    """A UE, and where it is."""
+    """A UE of virtual time, and where it is."""
 
+    sites: Sequence[RoamingSite]
+    clock: Clock
     number: int
     ports: RoamingPorts
     tally: RoamingTally
@@ -54,11 +79,11 @@ class RoamingUe:
         """Its identity at its base station, another one at each arrival."""
         return ue_name(self.number) + b"@%d" % self.arrivals
 
-    def leave(self, sites: Sequence[RoamingSite]) -> None:
-        """Leave the base station, which closes the UE's sessions."""
+    def leave(self) -> None:
+        """See `Roamer.leave`."""
         if self.station is None:
             return
-        left, self.station = sites[self.station], None
+        left, self.station = self.sites[self.station], None
         for port in self.ports.values():
             port.detach()
         if self.client is not None:
@@ -69,7 +94,7 @@ class RoamingUe:
         self.tally.left(decoding=bool(self.sessions))
 
     def move(self, migration: Migration) -> float:
-        """Begin to move the keys and values of its sessions; returns the time that it takes."""
+        """See `Roamer.move`."""
         if migration.kind == "prefill":
             self.lose()
             return 0.0
@@ -78,13 +103,19 @@ class RoamingUe:
         return migration.seconds(tokens)
 
     def lose(self) -> None:
-        """Leave the keys and values of its sessions behind."""
+        """See `Roamer.lose`."""
         self.sessions = {number: moved._replace(here=False) for number, moved in self.sessions.items()}
 
-    def arrive(self, number: int, site: RoamingSite, clock: Clock, handover: bool) -> None:
-        """Be served by a base station from now on."""
-        self.station, self.arrivals = number, self.arrivals + 1
-        ways = {up: Counted(port.attach(site.site.radio), self.tally, up, clock) for up, port in self.ports.items()}
+    def fail(self) -> None:
+        """See `Roamer.fail`."""
+        self.tally.failed()
+
+    def arrive(self, number: int, handover: bool) -> None:
+        """See `Roamer.arrive`."""
+        site, self.station, self.arrivals = self.sites[number], number, self.arrivals + 1
+        ways = {
+            up: Counted(port.attach(site.site.radio), self.tally, up, self.clock) for up, port in self.ports.items()
+        }
         self.tally.arrived(number, handover)
         if self.client is None or self.sizers is None:
             return
@@ -98,7 +129,7 @@ class RoamingUe:
 class ServingAir:
     """Implements `IdealAir`: the channels of UEs to the cells that serve them; an outage for a UE in no cell."""
 
-    def __init__(self, airs: Sequence[AdaptedAir], ues: Sequence[RoamingUe]) -> None:
+    def __init__(self, airs: Sequence[AdaptedAir], ues: Sequence[Roamer]) -> None:
         self._airs, self._ues = airs, ues
 
     def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
@@ -118,16 +149,15 @@ class Roaming:
         self,
         cells: CellsConfig,
         channels: NetworkChannels,
-        sites: Sequence[RoamingSite],
-        ues: Sequence[RoamingUe],
+        ues: Sequence[Roamer],
         clock: Clock,
     ) -> None:
-        self._cells, self._config, self._channels, self._sites = cells, cells.handover, channels, sites
-        self._ues, self._clock = ues, clock
-        self._events = A3Events(self._config, len(ues), len(sites))
+        self._cells, self._config, self._channels = cells, cells.handover, channels
+        self._ues, self._clock, self._stations = ues, clock, [one.station for one in cells.cells]
+        self._events = A3Events(self._config, len(ues), len(self._stations))
         self._due: dict[int, tuple[float, int | None]] = {}
         """UEs in no cell: when each arrives, and where; None: where it receives best."""
-        self._down_s = [cells.stations[one.station].down_s for one in cells.cells]
+        self._down_s = [cells.stations[station].down_s for station in self._stations]
         self._failing = sorted((down_s[0], number) for number, down_s in enumerate(self._down_s) if down_s)
         self.log: list[tuple[float, int, int, int]] = []
 
@@ -135,7 +165,7 @@ class Roaming:
         """Every UE enters the cell that it receives best."""
         rsrp_dbm = self._rsrp_dbm(0.0)
         for ue, best in zip(self._ues, rsrp_dbm.argmax(axis=1), strict=True):
-            ue.arrive(int(best), self._sites[best], self._clock, handover=False)
+            ue.arrive(int(best), handover=False)
 
     async def run(self) -> None:
         """Measure and hand over until cancelled."""
@@ -157,7 +187,7 @@ class Roaming:
     def _rsrp_dbm(self, now_s: float) -> Array:
         """[ues, cells] received powers; none of base stations that have failed."""
         powers = self._channels.rsrp_dbm(now_s)
-        powers[:, [self._down(number, now_s) for number in range(len(self._sites))]] = -math.inf
+        powers[:, [self._down(number, now_s) for number in range(len(self._stations))]] = -math.inf
         return powers
 
     def _fail(self, now_s: float) -> None:
@@ -166,8 +196,8 @@ class Roaming:
             _, failed = self._failing.pop(0)
             for number, ue in enumerate(self._ues):
                 if ue.station == failed:
-                    ue.tally.failed()
-                    ue.leave(self._sites)
+                    ue.fail()
+                    ue.leave()
                     ue.lose()
                     self._due[number] = now_s + (self._config.t310_ms + self._config.interruption_ms) / 1e3, None
 
@@ -177,8 +207,8 @@ class Roaming:
         for number, target in found.items():
             self.log.append((now_s, number, int(serving[number]), target))
             ue, own = self._ues[number], int(serving[number])
-            ue.leave(self._sites)
-            stays = self._sites[own].cache is self._sites[target].cache
+            ue.leave()
+            stays = self._stations[own] == self._stations[target]
             moving_s = 0.0 if stays else ue.move(self._cells.migration)
             self._due[number] = now_s + max(self._config.interruption_ms / 1e3, moving_s), target
 
@@ -194,4 +224,4 @@ class Roaming:
                 self._due[number] = now_s + self._config.measure_s, None
                 continue
             self._events.moved(number)
-            ue.arrive(target, self._sites[target], self._clock, handover)
+            ue.arrive(target, handover)

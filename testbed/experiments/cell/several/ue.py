@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from testbed.channel.frames import Frames
-from testbed.channel.link import Received
+from testbed.channel.link import Link, Received
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.ports import RadioPort
-from testbed.channel.virtual import VirtualLink
 from testbed.clock import Clock
-from testbed.experiments.deployment.virtual import TIMEOUT_S
 from testbed.protocols.codec import AnyArray, Packet
 from testbed.protocols.messages import Draft, Message, Resync
 from testbed.ue.client import Client
@@ -74,8 +72,8 @@ class NoLink:
 class RoamingClient(Client):
     """A `Client` whose base station changes; sessions are opened again with their committed prefix."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(NoLink(), clock, 0, TIMEOUT_S)
+    def __init__(self, clock: Clock, timeout_s: float) -> None:
+        super().__init__(NoLink(), clock, 0, timeout_s)
         self._unknown = set[int]()
         """Sessions that the base station does not know, as far as their readers were not told."""
 
@@ -100,7 +98,7 @@ class RoamingClient(Client):
         """Lose all messages until `join`."""
         self._link = NoLink()
 
-    def join(self, link: VirtualLink) -> None:
+    def join(self, link: Link) -> None:
         """Go on over the link to another base station."""
         self._link = link
         if self._reader is not None:

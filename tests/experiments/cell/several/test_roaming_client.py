@@ -29,7 +29,7 @@ def opened(session: int) -> Open:
 
 async def connected() -> tuple[RoamingClient, VirtualServerLink]:
     """A client, and the base station that serves it."""
-    client, station = RoamingClient(VirtualClock()), VirtualServerLink()
+    client, station = RoamingClient(VirtualClock(), 1e6), VirtualServerLink()
     client.join(station.attach(b"ue@1", Now(), Now(), patient=True))
     welcome = Welcome(
         version=1,
