@@ -234,7 +234,8 @@ class ServeConfig(Config, frozen=True):
     chunk_tokens: Annotated[
         int | None,
         option(
-            "New tokens of one prompt in an engine pass; longer prompts continue in later passes, beside other rounds.",
+            "New tokens of one prompt in an engine pass; longer prompts continue in later passes, beside other rounds. "
+            "With fcfs, also of the further rounds of one UE while others wait.",
             least=16,
             none="all",
             metavar="<int>|all",

@@ -4,6 +4,7 @@
 |---|---|---|
 | `uplink_db`, `downlink_db` | [UEs, steps] | SINR over the whole bandwidth [dB], half precision |
 | `step_s` | [] | duration of a step [s] |
+| `bandwidth_hz` | [] | bandwidth for which they hold [Hz]; files without it hold for that of the cell |
 | `about` | [] | how it was made, one line |
 """
 
@@ -40,6 +41,8 @@ class RadioFile:
     downlink_db: NDArray[np.float16]
     step_s: float
     about: str
+    bandwidth_hz: float | None = None
+    """None: that of the cell, whichever it is."""
 
     def __post_init__(self) -> None:
         shape = self.uplink_db.shape
@@ -51,13 +54,21 @@ class RadioFile:
             raise BadInput("SINRs must be finite")
         if not 1e-5 <= self.step_s <= 3600:
             raise BadInput(f"a step must last 1e-5..3600 s, not {self.step_s:g}")
+        if self.bandwidth_hz is not None and not 1 <= self.bandwidth_hz <= 1e12:
+            raise BadInput(f"a bandwidth lies in 1..1e12 Hz, not {self.bandwidth_hz:g}")
+
+    def spread_db(self, bandwidth_hz: float) -> float:
+        """What SNRs change by where the same power is spread over another bandwidth; 0 where theirs is unknown."""
+        return 0.0 if self.bandwidth_hz is None else 10 * math.log10(self.bandwidth_hz / bandwidth_hz)
 
     def save(self, path: Path) -> None:
         """Write the file, in one step."""
         with whole_file(path) as part, part.open("wb") as file:
+            known = {} if self.bandwidth_hz is None else {"bandwidth_hz": self.bandwidth_hz}
             np.savez_compressed(
-                file, uplink_db=self.uplink_db, downlink_db=self.downlink_db, step_s=self.step_s, about=self.about
-            )
+                file, uplink_db=self.uplink_db, downlink_db=self.downlink_db, step_s=self.step_s, about=self.about,
+                **known,
+            )  # fmt: skip
 
 
 def read_radio_file(path: Path) -> RadioFile:
@@ -69,13 +80,16 @@ def read_radio_file(path: Path) -> RadioFile:
     try:
         found = npz_arrays(path)
         up, down = (found[name].astype(np.float16) for name in ("uplink_db", "downlink_db"))
-        return RadioFile(up, down, float(found["step_s"]), str(found["about"]))
+        bandwidth_hz = float(found["bandwidth_hz"]) if "bandwidth_hz" in found else None
+        return RadioFile(up, down, float(found["step_s"]), str(found["about"]), bandwidth_hz)
     except (KeyError, ValueError, TypeError, BadInput) as exc:
         raise BadInput(f"{path} is no radio file: {exc}") from exc
 
 
 class FileSource(Config, frozen=True, tag="radio-file", tag_field="kind"):
-    """SINRs of a radio file: UE n takes row n, and the first again after the last; they repeat at their ends."""
+    """SINRs of a radio file: UE n takes row n, and the first again after the last; they repeat at their ends. In a cell
+    of another bandwidth than the file's, a UE has the same power.
+    """
 
     file: Annotated[str, option("Radio file, or the name of a bundled one.")]
     offset_db: Annotated[
@@ -90,10 +104,10 @@ class FileSource(Config, frozen=True, tag="radio-file", tag_field="kind"):
             BadInput: an unreadable file.
         """
         found = read_radio_file(find("radio files", self.file))
-        rows = len(found.uplink_db)
+        rows, offset_db = len(found.uplink_db), self.offset_db + found.spread_db(cell.bandwidth_hz)
 
         def series(values: NDArray[np.float16], ue: int) -> SinrSeries:
-            return SinrSeries(values[ue % rows].astype(np.float32) + self.offset_db, found.step_s)
+            return SinrSeries(values[ue % rows].astype(np.float32) + offset_db, found.step_s)
 
         ways = [(series(found.uplink_db, ue), series(found.downlink_db, ue)) for ue in range(len(ues))]
         return AdaptedAir(self.adaptation, ways, cell.bler)

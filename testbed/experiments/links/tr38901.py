@@ -92,6 +92,7 @@ def radio_file(scenario: str, config: RadioFileOptions) -> RadioFile:
         snr_db(down, config.downlink_dbm, noise_dbm(config.bandwidth_hz, 9.0)),
         config.step_ms / 1e3,
         about,
+        config.bandwidth_hz,
     )
 
 

@@ -29,12 +29,21 @@ def test_a_file_comes_back_and_gives_each_ue_its_row(tmp_path: Path) -> None:
     assert air.sinr_db(0, False, 1.5 + 1.2) == 12.0  # repeated
 
 
+def test_the_power_of_a_file_is_spread_over_the_bandwidth_of_the_cell(tmp_path: Path) -> None:
+    RadioFile(UP, UP + 10, 0.5, "made up", 20e6).save(tmp_path / "a.npz")
+    for bandwidth_hz, spread_db in ((20e6, 0.0), (5e6, 6.0206), (100e6, -6.9897)):
+        air = FileSource(file=str(tmp_path / "a.npz")).air([RadioUe(0)], Spectrum(bandwidth_hz, 1e-3, True))
+        assert air.sinr_db(0, True, 0.6) == pytest.approx(2.0 + spread_db, abs=1e-4)
+        assert air.sinr_db(0, False, 0.6) == pytest.approx(12.0 + spread_db, abs=1e-4)
+
+
 def test_bundled_files_say_how_they_were_made_and_serve_a_cell() -> None:
     assert names("radio files") == sorted(SCENARIOS)
     for name in names("radio files"):
         found = read_radio_file(find("radio files", name))
         assert name in found.about and "TR 38.901" in found.about and "seed 0" in found.about
         assert found.uplink_db.shape == (8, 2000) and found.step_s == 0.005
+        assert f"bandwidth_hz {found.bandwidth_hz}" in found.about
         assert float(np.mean(found.downlink_db)) > float(np.mean(found.uplink_db)) + 10
         RadioConfig(source=FileSource(file=name)).air([RadioUe(0)] * 9)
 
@@ -53,6 +62,7 @@ def test_files_with_wrong_arrays_are_refused(tmp_path: Path) -> None:
     refuse(lambda: RadioFile(UP[0], UP[0], 1.0, ""), BadInput, "[UEs, steps]")
     refuse(lambda: RadioFile(UP * np.nan, UP, 1.0, ""), BadInput, "finite")
     refuse(lambda: RadioFile(UP, UP, 0.0, ""), BadInput, "1e-5..3600 s")
+    refuse(lambda: RadioFile(UP, UP, 1.0, "", 0.0), BadInput, "1..1e12 Hz")
     refuse(lambda: FileSource(file="nowhere").air([], Spectrum(1e6, 1e-3, True)), BadInput, "no radio file 'nowhere'")
 
 
