@@ -141,9 +141,10 @@ class Averages:
         """Typical round: medians of the UEs' means and the guess, which counts twice for an odd number of UEs. Typical
         acceptance rates: the upper medians of the UEs' rates.
         """
-        means = [tuple(value / rounds.weight for value in rounds.sums) for rounds in self._ues.values()]
-        values = [*means, *[_GUESSED] * (1 + len(means) % 2)]
-        self._typical = tuple(sorted(column)[len(values) // 2] for column in zip(*values, strict=True))
+        weights = np.array([rounds.weight for rounds in self._ues.values()])[:, np.newaxis]
+        means = np.array([rounds.sums for rounds in self._ues.values()]) / weights
+        values = np.vstack([means, *[_GUESSED] * (1 + len(means) % 2)])
+        self._typical = tuple(np.sort(values, axis=0)[len(values) // 2].tolist())
         for of in range(len(self._rates)):
             rates = sorted(rounds.accepted / rounds.of[of] for rounds in self._ues.values() if rounds.of[of])
             self._rates[of] = rates[len(rates) // 2] if len(rates) >= LEAST_UES else None

@@ -44,12 +44,14 @@ class Observed(Scheduler):
         self._scheduler, self._coefficients, self._each_round = scheduler, coefficients, each_round
         self._bias, self._noise, self._random = bias, noise, random.Random(seed)
         self._kv_tokens = kv_tokens
+        self._shown: dict[Pending, Pending] = {}
+        """What is shown of each waiting round, as long as it waits."""
         self.plans = self.bound = 0
         """Plans, and those in which a waiting request was left out that the memory limit excludes."""
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The other's batch."""
-        shown = [replace(item, ahead_s=0.0) if self._each_round and item.ahead_s else item for item in pending]
+        shown = self._show(pending) if self._each_round else pending
         batch = self._believing().plan(shown, now_s)
         self.plans += 1
         if self._kv_tokens is not None:
@@ -58,6 +60,11 @@ class Observed(Scheduler):
             waiting = (item for item in shown if item.request.session not in taken)
             self.bound += any(item.cached_tokens + item.new_tokens > left for item in waiting)
         return batch
+
+    def _show(self, pending: Sequence[Pending]) -> list[Pending]:
+        known = self._shown
+        self._shown = {item: known.get(item) or replace(item, ahead_s=0.0) for item in pending}
+        return list(self._shown.values())
 
     def due_s(self, item: Pending) -> float | None:
         """The deadline by the wrapped scheduler."""
