@@ -21,7 +21,7 @@ from testbed.experiments.cell.drafts import Agreement, RealDrafter
 from testbed.experiments.cell.real_processes import UeReport
 from testbed.experiments.cell.recorded import RecordedWork, real_replay, recording_of
 from testbed.experiments.cell.tally import UeTally
-from testbed.experiments.cell.ue import decode_responses, dice_of, drawn_lengths
+from testbed.experiments.cell.ue import decode_responses, dice_of, drawn_lengths, streams_of
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
@@ -34,7 +34,6 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.registry import window_policy
-from testbed.ue.windows.stream_choice import StreamChoice
 
 TIMEOUT_S = 60.0
 
@@ -111,7 +110,7 @@ async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
     client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
     recording = recording_of(group)
     work = None if recording is None else RecordedWork(recording, group.method.drafts)
-    ue = _ue(order, client, work)
+    ue = _ue(order, client, work, tally)
     found: list[tuple[list[int], list[int]]] = []
 
     def seen(prompt: list[int], record: RequestRecord) -> None:
@@ -137,7 +136,7 @@ async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
     return UeReport.of(tally, sum(output != _expected(prompt, len(output)) for prompt, output in found))
 
 
-def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe:
+def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None, tally: UeTally) -> LoadUe:
     """The UE, with drafts of the recording if there is one."""
     group, profile = order.group, load_profile(order.group.profile)
     hidden_size = profile.hidden_size or 64
@@ -146,9 +145,9 @@ def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe
         client,
         drafter if work is None else real_replay(work, hidden_size),
         window_policy(group.window_rule, group.window) if group.method.drafts else None,
-        ProfilePace(profile, client.clock), speed_tps=group.class_tps, protocol=group.protocol,
+        ProfilePace(profile, client.clock, computed=tally.computed), speed_tps=group.class_tps, protocol=group.protocol,
         lookahead=group.lookahead,
-        streams=StreamChoice(group.window, alone=False) if group.lookahead == "stream" else None,
+        streams=streams_of(group),
     )  # fmt: skip
 
 
