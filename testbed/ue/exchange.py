@@ -68,7 +68,7 @@ class Exchange(NamedTuple):
 
     @property
     def link_s(self) -> float:
-        """Time on the link: `seconds` without the times of UE and BS."""
+        """`seconds` without the times of UE and BS."""
         return max(0.0, self.seconds - self.reveal_s - self.verdict.bs_s)
 
 
@@ -96,15 +96,16 @@ class SessionExchanges:
         self.ahead: OutgoingWindow | None = None
         """The window that was sent ahead, after the one whose verdict is awaited."""
         self._longest_s: float | None = None
-        """Longest time between tokens of a BS that decodes alone; None: there was none."""
-        self._opening, self._confirm_s = True, RESEND_S
-        """Whether the BS has yet to confirm that the session is open, and the time to wait for it the first time."""
+        """Longest time between tokens of a BS that decodes alone, without silence until a new opening; None: none."""
+        self._opening, self._opened_s, self._confirm_s = True, 0.0, RESEND_S
+        """Whether the BS has yet to confirm the last opening, when that was, and the time to wait the first time."""
         self.opened_bytes = 0
         """Bytes of these confirmations, which count in no round."""
 
     async def open(self, round_: int) -> None:
         """Open the session at a round."""
-        self._opening, self._confirm_s = True, max(RESEND_S, 8 * await self._open_session(round_) / SLOWEST_BPS)
+        self._opening, self._opened_s = True, self._clock.time()
+        self._confirm_s = max(RESEND_S, 8 * await self._open_session(round_) / SLOWEST_BPS)
 
     async def send(self, window: OutgoingWindow) -> None:
         """Send a window, or send it again."""
@@ -117,8 +118,7 @@ class SessionExchanges:
     async def verdict(self, window: OutgoingWindow) -> Exchange:
         """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes.
 
-        The round before is judged. The window is therefore sent again without its guess: the BS then answers even if
-        its session is behind.
+        The round before is judged, so that the window is sent again without its guess: a BS that is behind answers.
 
         Raises:
             LinkTimeout: silence until the client's timeout.
@@ -178,8 +178,7 @@ class SessionExchanges:
 
         Args:
             waits: whether the target waits for more windows after them.
-            draft_s: drafting time since the last call.
-            network_s: see `Draft.network_s`.
+            draft_s, network_s: drafting time since the last call, and `Draft.network_s`.
         """
         sent_bytes, network_s = 0, single(network_s)
         for one in windows:
@@ -216,9 +215,10 @@ class SessionExchanges:
             if isinstance(message, Verdict):
                 behind = (message.base_len or 0) - draft.base_len if stream else message.round - draft.round
                 if behind == 0:
-                    seconds, self._unanswered = self._clock.time() - start_s, 0
-                    self._longest_s = 0.0 if longest_s is None else max(longest_s, seconds)
-                    return Exchange(message, packet.arrays, seconds, 0.0, down, start_s)
+                    now_s, self._unanswered = self._clock.time(), 0
+                    since_s = start_s if self._opening else max(start_s, self._opened_s)
+                    self._longest_s = 0.0 if longest_s is None else max(longest_s, now_s - since_s)
+                    return Exchange(message, packet.arrays, now_s - start_s, 0.0, down, start_s)
                 if behind > 0 and not self._opening:  # verdicts come in order: the awaited one was lost
                     await self.open(draft.round)
             if isinstance(message, Resync) and unknown:

@@ -55,6 +55,7 @@ class UeReport(msgspec.Struct):
     looked_ahead: int = 0
     drafted_ahead: int = 0
     void: int = 0
+    computed_s: float = 0.0
     lossy: int = 0
     """Responses that differ from the target's own."""
     moves: Moves | None = None
@@ -68,7 +69,7 @@ class UeReport(msgspec.Struct):
             tally.latencies_s, tally.judged, tally.violated, tally.rounds, tally.drafted,
             (tally.air_s[True], tally.air_s[False]), (tally.band_s[True], tally.band_s[False]), tally.accepted,
             tally.rejected, tally.answered, tally.csi_error_db, tally.csi_known,
-            tally.looked_ahead, tally.drafted_ahead, tally.void, lossy,
+            tally.looked_ahead, tally.drafted_ahead, tally.void, tally.computed_s, lossy,
             tally.moves if isinstance(tally, RoamingTally) else None,
         )  # fmt: skip
 
@@ -79,7 +80,7 @@ class UeReport(msgspec.Struct):
         tally.latencies_s, tally.judged, tally.violated = self.latencies_s, self.judged, self.violated
         tally.rounds, tally.drafted = self.rounds, self.drafted
         tally.accepted, tally.rejected, tally.answered = self.accepted, self.rejected, self.answered
-        tally.csi_error_db, tally.csi_known = self.csi_error_db, self.csi_known
+        tally.csi_error_db, tally.csi_known, tally.computed_s = self.csi_error_db, self.csi_known, self.computed_s
         tally.looked_ahead, tally.drafted_ahead, tally.void = self.looked_ahead, self.drafted_ahead, self.void
         for there, (up, down) in ((tally.air_s, self.air_s), (tally.band_s, self.band_s)):
             there.update({True: up, False: down})

@@ -24,7 +24,7 @@ from testbed.experiments.cell.recorded import RecordedWork, real_replay, recordi
 from testbed.experiments.cell.several.moving import MovingClient
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.tally import UeTally
-from testbed.experiments.cell.ue import decode_responses, dice_of, drawn_lengths
+from testbed.experiments.cell.ue import decode_responses, dice_of, drawn_lengths, streams_of
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
@@ -37,7 +37,6 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.registry import window_policy
-from testbed.ue.windows.stream_choice import StreamChoice
 
 TIMEOUT_S = 60.0
 
@@ -117,7 +116,7 @@ async def _decode(order: CellUeOrder, together: Connection | None, moves: Connec
     client, moving = await _client(order, clock, tally, moves)
     recording = recording_of(group)
     work = None if recording is None else RecordedWork(recording, group.method.drafts)
-    ue = _ue(order, client, work)
+    ue = _ue(order, client, work, tally)
     found: list[tuple[list[int], list[int]]] = []
 
     def seen(prompt: list[int], record: RequestRecord) -> None:
@@ -154,7 +153,7 @@ async def _client(
     return client, [client.follow()]
 
 
-def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe:
+def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None, tally: UeTally) -> LoadUe:
     """The UE, with drafts of the recording if there is one."""
     group, profile = order.group, load_profile(order.group.profile)
     hidden_size = profile.hidden_size or 64
@@ -163,9 +162,9 @@ def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe
         client,
         drafter if work is None else real_replay(work, hidden_size),
         window_policy(group.window_rule, group.window) if group.method.drafts else None,
-        ProfilePace(profile, client.clock), speed_tps=group.class_tps, protocol=group.protocol,
+        ProfilePace(profile, client.clock, computed=tally.computed), speed_tps=group.class_tps, protocol=group.protocol,
         lookahead=group.lookahead,
-        streams=StreamChoice(group.window, alone=False) if group.lookahead == "stream" else None,
+        streams=streams_of(group),
     )  # fmt: skip
 
 

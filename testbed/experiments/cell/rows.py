@@ -36,7 +36,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
     delays_s = [delay for tally in tallies for delay in tally.delays_s]
     latencies_s = [latency for tally in tallies for latency in tally.latencies_s]
     judged = sum(tally.judged for tally in tallies)
-    rounds = sum(tally.rounds for tally in tallies)
+    rounds, committed = sum(tally.rounds for tally in tallies), sum(tally.tokens for tally in tallies)
     decodes = group.traffic == "tokens"
     uplink = sum(tally.bytes[True] for tally in tallies)
     return {
@@ -48,7 +48,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "messages": len(delays_s),
         "undelivered": sum(tally.sent for tally in tallies) - len(delays_s),
         "message_delay_s": summary(delays_s),
-        "goodput_tps": sum(tally.tokens for tally in tallies) / seconds if decodes else None,
+        "goodput_tps": committed / seconds if decodes else None,
         "responses": len(latencies_s) if decodes else None,
         "judged": judged if group.class_tps and decodes else None,
         "violated": sum(tally.violated for tally in tallies) if group.class_tps and decodes else None,
@@ -58,6 +58,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "latency_p99_s": float(np.quantile(latencies_s, 0.99)) if latencies_s else None,
         "throughput_tps": _throughput_tps(tallies),
         "class_tps": group.class_tps if decodes else None,
+        "rounds_per_token": rounds / committed if committed else None,
         "window": sum(tally.drafted for tally in tallies) / rounds if rounds else None,
         "fh_share": _fh_share(tallies) if decodes and group.protocol_hints else None,
         "lookahead": _lookahead(group, tallies, rounds) if decodes and group.method.looks_ahead else None,
@@ -128,7 +129,7 @@ def joules_per_token(group: UeGroup, tallies: Sequence[UeTally], seconds: float)
         return None
     joules = power.idle_w * seconds * len(tallies)
     for tally in tallies:
-        joules += power.draft_w * tally.busy_s["drafting"]
+        joules += power.draft_w * tally.computed_s
         joules += power.transmit_w * tally.air_s[True] + power.receive_w * tally.air_s[False]
     return joules / tokens
 

@@ -76,6 +76,8 @@ class UeTally:
         self.answered = ResponseSums()
         self.busy_s = {"drafting": 0.0, "radio": 0.0, "verification": 0.0}
         """Time of its rounds by what it waited for."""
+        self.computed_s = 0.0
+        """Time in which its drafter computed, also while it waited for verdicts."""
         self.latencies_s: list[float] = []
         """Latencies of responses that began within the time and ended before the run."""
         self.judged = self.violated = 0
@@ -120,6 +122,10 @@ class UeTally:
             self.busy_s["drafting"] += record.draft_s
             self.busy_s["radio"] += record.link_s
             self.busy_s["verification"] += record.queue_s + record.verify_s + record.judge_s
+
+    def computed(self, seconds: float) -> None:
+        """Count a step of its drafter that ends now."""
+        self.computed_s += seconds * self.counting
 
     def switched(self) -> None:
         """Count a change of its window or protocol by the controller."""

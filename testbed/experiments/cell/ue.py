@@ -14,6 +14,7 @@ from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.deployment.load import LoadUe
 from testbed.tasks import together
 from testbed.ue.records import RequestRecord
+from testbed.ue.windows.stream_choice import StreamChoice
 
 
 def dice_of(seed: int, number: int) -> random.Random:
@@ -60,6 +61,13 @@ class Request(NamedTuple):
     """Arrival on the clock."""
     ended: Callable[[RequestRecord], None]
     """Counts its end."""
+
+
+def streams_of(group: UeGroup) -> StreamChoice | None:
+    """What the streams of a UE are chosen by; None: it has none, also where recorded drafts end too early for them."""
+    if group.drafts is not None or group.lookahead not in (None, "stream"):
+        return None
+    return StreamChoice(group.window, alone=group.lookahead is None)
 
 
 def drawn_lengths(group: UeGroup) -> Callable[[random.Random], tuple[int, int]]:

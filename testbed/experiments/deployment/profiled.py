@@ -35,11 +35,15 @@ class ProfilePace:
     Args:
         ahead: tokens drafted in every window beyond those that are sent.
         factor: multiplies all times.
+        computed: called with the time of every step, in seconds, also of one that was broken off.
     """
 
-    def __init__(self, profile: Profile, clock: Clock, ahead: int = 0, factor: float = 1.0) -> None:
+    def __init__(
+        self, profile: Profile, clock: Clock, ahead: int = 0, factor: float = 1.0,
+        computed: Callable[[float], None] = lambda seconds: None,
+    ) -> None:  # fmt: skip
         self._profile, self._clock, self._ahead, self._ended_s = profile, clock, ahead, -math.inf
-        self._factor = factor
+        self._factor, self._computed = factor, computed
 
     def _draft(self) -> DraftCost:
         hot = self._profile.hot
@@ -51,8 +55,7 @@ class ProfilePace:
 
     async def opened(self, prompt_len: int, begun_s: float) -> None:
         """Prefilling the prompt."""
-        await lasted(self._clock, self._factor * self._draft().prefill_s(prompt_len), begun_s)
-        self._ended_s = self._clock.time()
+        await self._last(self._draft().prefill_s(prompt_len), begun_s)
 
     async def drafted(self, count: int, base_len: int, begun_s: float, before: int = 0) -> None:
         """Drafting a window, or more of it."""
@@ -60,7 +63,13 @@ class ProfilePace:
         seconds = draft.window_s(before + count + self._ahead, base_len)
         if before:
             seconds -= draft.window_s(before + self._ahead, base_len)
-        await lasted(self._clock, self._factor * seconds, begun_s)
+        await self._last(seconds, begun_s)
+
+    async def _last(self, seconds: float, begun_s: float) -> None:
+        try:
+            await lasted(self._clock, self._factor * seconds, begun_s)
+        finally:
+            self._computed(self._clock.time() - begun_s)
         self._ended_s = self._clock.time()
 
 

@@ -130,7 +130,7 @@ def test_joules_are_powers_times_the_times_of_the_activities() -> None:
     run = run_cell(config)
     (_, tallies), *_ = run.groups
     (row,) = document(config, run)["rows"]
-    parts = [10 * t.busy_s["drafting"] + 2 * t.air_s[True] + 1 * t.air_s[False] for t in tallies]
+    parts = [10 * t.computed_s + 2 * t.air_s[True] + 1 * t.air_s[False] for t in tallies]
     assert all(t.air_s[True] > t.air_s[False] > 0 for t in tallies)
     assert row["joules_per_token"] == pytest.approx((2 * 5 * 10 + sum(parts)) / sum(t.tokens for t in tallies))
     assert rows(msgspec.structs.replace(config, ues=(FH,)))["fh"]["joules_per_token"] is None

@@ -15,7 +15,7 @@ from testbed.experiments.cell.csi import with_handshakes
 from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.recorded import RecordedWork, recorded_policy, recording_of, virtual_replay
 from testbed.experiments.cell.tally import UeTally
-from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths
+from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, streams_of
 from testbed.experiments.deployment.links import message_sizes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
@@ -30,7 +30,6 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.registry import WINDOW_RULES
-from testbed.ue.windows.stream_choice import StreamChoice
 from testbed.ue.windows.uploads import Uploads
 
 
@@ -82,7 +81,7 @@ class DecodingUes:
         dice = dice_of(config.seed, number)
         recording = self._recordings[group.name]
         work = None if recording is None else RecordedWork(recording, group.method.drafts)
-        ue = self._ue(group, number, client, work)
+        ue = self._ue(group, number, client, work, tally)
         await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
         await client.connect("", VOCAB)
         ue = replace(ue, state=await known(client))
@@ -96,14 +95,14 @@ class DecodingUes:
         finally:
             await client.close()
 
-    def _ue(self, group: UeGroup, number: int, client: Client, work: RecordedWork | None) -> LoadUe:
+    def _ue(self, group: UeGroup, number: int, client: Client, work: RecordedWork | None, tally: UeTally) -> LoadUe:
         profile, seed = self._profiles[group.name], independent_seed(self._config.seed, "drafts", number)
         drafter, rule = self._drafting(group, number, seed, work)
         return LoadUe(
             client=client,
             drafter=drafter,
             policy=rule if group.method.drafts else None,
-            pace=ProfilePace(profile, self._clock),
+            pace=ProfilePace(profile, self._clock, computed=tally.computed),
             speed_tps=group.class_tps,
             protocol=group.protocol,
             uploads=Uploads(protocol(group.protocol), hinted=True) if group.protocol_hints else None,
@@ -111,7 +110,7 @@ class DecodingUes:
             sampling=group.method.sampling(Sampling()) if group.method.drafts else GREEDY,
             seeds=partial(Random(seed).getrandbits, 63),
             lookahead=group.lookahead,
-            streams=StreamChoice(group.window, alone=False) if group.lookahead == "stream" else None,
+            streams=streams_of(group),
         )
 
     def _drafting(

@@ -1,0 +1,105 @@
+"""Speed of each series of a sweep in virtual time beside the speed that the models of `optim/draft_window` expect.
+
+The models get the drafting time and the pass times of the profile, RTT and rate of the point, and the acceptance rate
+of the run. Windows and `lookahead` are as configured; a stream is expected to be as fast as its best setting. `auto`,
+which may not draft at all, gets the acceptance rate of `stream` at the same point.
+
+Run: python benchmarks/frontier_model.py SWEEP_DIRECTORY [--rows FILE.csv]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from testbed.channel.spec import parse_channel
+from testbed.experiments.inputs.profile import PassWork, Profile, load_profile
+from testbed.experiments.report.data import RowSource
+from testbed.experiments.results.files import read_requests, read_rounds
+from testbed.experiments.sweep.report import load_all
+from testbed.optim.draft_window.lookahead import Waits, token_s
+from testbed.optim.draft_window.streams import StreamSetting, StreamTimes, stream_token_s
+from testbed.protocols.messages import MOST_JOINING
+from testbed.ue.windows.stream_choice import CHUNKS
+
+
+class Measured(NamedTuple):
+    """Sums over the requests of a point."""
+
+    tokens: int
+    seconds: float
+    requests: int
+    alpha: float
+    """Acceptance rate of a drafted token if those before it are accepted."""
+    up_bytes: float
+    """Mean of a round, the prompt included."""
+
+
+STREAMS = ("stream", "auto, target waits", "auto")
+
+
+def measured(part: RowSource) -> Measured:
+    """Sums of a point; in streams a miss is a round that made drafted tokens void."""
+    requests, rounds = read_requests(part.directory), read_rounds(part.directory)
+    tokens = sum(requests["tokens"].to_pylist())
+    drafted, accepted, void = (rounds[name].to_pylist() for name in ("drafted", "accepted", "void"))
+    if part.row["series"] in STREAMS:
+        alpha = 1 - sum(bool(one) for one in void) / tokens
+    else:
+        misses = sum(took < had for took, had in zip(accepted, drafted, strict=True))
+        alpha = sum(accepted) / max(1, sum(accepted) + misses)
+    up = sum(requests["uplink_bytes"].to_pylist()) / len(drafted)
+    return Measured(tokens, sum(requests["latency_s"].to_pylist()), requests.num_rows, alpha, up)
+
+
+def expected_s(row: dict[str, Any], found: Measured, profile: Profile) -> float:
+    """Time of all requests by the models."""
+    draft_s, window, lookahead = profile.draft.window_s(1, 1), row["window"], row["lookahead"]
+    pass_s = profile.verify.pass_s([PassWork(0, 1, 0)])
+    link_s = row["rtt_ms"] / 1e3 + 8 * found.up_bytes / (row["uplink_mbps"] * 1e6)
+    if row["series"] == "target-only":
+        return found.tokens * pass_s + found.requests * link_s
+    if row["series"] in STREAMS:
+        waits = (True, False) if row["series"] == "auto" else (True,)
+        settings = [StreamSetting(c, a, w) for c in CHUNKS for a in (c, MOST_JOINING * c) for w in waits]
+        times = StreamTimes(draft_s, link_s, pass_s)
+        best_s = min(stream_token_s(one, found.alpha, times, window) for one in settings)
+        alone_s = pass_s if row["series"] == "auto" else best_s
+        return found.tokens * min(best_s, alone_s) + found.requests * link_s
+    verify_s = profile.verify.pass_s([PassWork(window, window + 1, 0)])
+    return found.tokens * token_s(window, found.alpha, Waits(draft_s, link_s + verify_s, verify_s), lookahead or 0)
+
+
+def main() -> None:
+    """Print a line of CSV for each point, and write them to a file as well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", type=Path)
+    parser.add_argument("--rows", type=Path)
+    options = parser.parse_args()
+    (shown,) = load_all([options.sweep])
+    run, rows, alphas = shown.document["config"]["run"], list[dict[str, Any]](), dict[tuple[Any, ...], float]()
+    for part in sorted(shown.parts, key=lambda part: part.row["series"] == "auto"):
+        row, found = part.row, measured(part)
+        profile = parse_channel(row.get("channel", run["channel"])).profile
+        place = (profile, row["rtt_ms"], row["uplink_mbps"])
+        if row["series"] == "auto":
+            found = found._replace(alpha=alphas.get(place, found.alpha))
+        elif row["series"] == "stream":
+            alphas[place] = found.alpha
+        seconds = expected_s(row, found, load_profile(profile or "wisv"))
+        rows.append({
+            "profile": profile, "rtt_ms": row["rtt_ms"], "uplink_mbps": row["uplink_mbps"], "series": row["series"],
+            "alpha": round(found.alpha, 3), "tokens_per_s": round(found.tokens / found.seconds, 2),
+            "model_tokens_per_s": round(found.tokens / seconds, 2), "ratio": round(found.seconds / seconds, 3),
+        })  # fmt: skip
+    for file in [sys.stdout, *([options.rows.open("w", newline="")] if options.rows else [])]:
+        out = csv.DictWriter(file, list(rows[0]))
+        out.writeheader()
+        out.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
