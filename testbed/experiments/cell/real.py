@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.bs.scheduling.window_hints import ON
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
@@ -37,6 +38,7 @@ LEAD_S, EACH_S = 3.0, 0.3
 """Time until the start, and more for each UE process."""
 STOPPING_S = 30.0
 METRICS, METRICS_S = "metrics.jsonl", 0.1
+CONTROLLER = "controller"
 Counters = dict[str, Any]
 
 
@@ -55,13 +57,14 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
     _check(config, decoding)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        with base_station(_serving(config, directory / METRICS)) as ready:
+        with base_station(_serving(config, directory)) as ready:
             radio, reports, (before, after) = _run_processes(config, ready["bind"], sorted(decoding), directory, told)
     if lossy := sum(report.lossy for report in reports.values()):
         raise EngineError(f"{lossy} responses differ from the target's own output")
     for number, (up, down) in radio.carried.items():
         reports[number].bytes_up, reports[number].bytes_down = up, down
         reports[number].air_s, reports[number].band_s = radio.air_s[number], radio.band_s[number]
+        reports[number].switches = radio.switches[number]
     everyone = radio.senders | reports
     groups, first = [], 0
     for group in config.ues:
@@ -91,8 +94,6 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         raise BadInput(
             f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
         )
-    if config.control.decides:
-        raise BadInput("control decides in virtual time alone; leave out `control` or --real")
     if config.bs.plan is not None:
         raise BadInput("plans are carried out in virtual time alone; leave out bs.plan or --real")
     for group in decoding.values():
@@ -100,19 +101,21 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         rule = WINDOW_RULES[group.window_rule]
         if group.samples:
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
-        if group.judge_keeps or rule.predictor or rule.hinted or group.protocol_hints:
-            raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")
+        if group.judge_keeps or rule.predictor:
+            raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens nor predictors")
     for profile in {config.bs.profile, *(group.profile for group in decoding.values())}:
         load_profile(profile)  # raises here, rather than in a process
     config.radio.air(radio_ues(config), config.seconds, config.seed)
 
 
-def _serving(config: CellConfig, metrics: Path) -> ServeConfig:
-    bs = config.bs
+def _serving(config: CellConfig, directory: Path) -> ServeConfig:
+    bs, decides = config.bs, config.control.decides
+    hinted = not decides and any(WINDOW_RULES[group.window_rule].hinted for group in config.ues)
     return ServeConfig(
         bind="tcp://127.0.0.1:*", engine="synthetic", pace=bs.profile, scheduler=bs.scheduler, max_batch=bs.max_batch,
-        coefficients=bs.profile if SCHEDULERS[bs.scheduler].needs_coefficients else None, admission=False,
-        metrics=str(metrics), metrics_interval_s=METRICS_S,
+        coefficients=bs.profile if SCHEDULERS[bs.scheduler].needs_coefficients or hinted else None, admission=False,
+        window_controller=ON if hinted else None, controller=str(directory / CONTROLLER) if decides else None,
+        metrics=str(directory / METRICS), metrics_interval_s=METRICS_S,
     )  # fmt: skip
 
 
@@ -124,7 +127,8 @@ def _run_processes(
     context.set_forkserver_preload([run_ue.__module__])
     members = [group for group in config.ues for _ in range(group.count)]
     ours, theirs = context.Pipe()
-    radio = context.Process(target=run_radio, name="the radio", args=(config, target, theirs), daemon=True)
+    controlled = directory / CONTROLLER if config.control.decides else None
+    radio = context.Process(target=run_radio, name="the radio", args=(config, target, theirs, controlled), daemon=True)
     start(radio)
     theirs.close()  # so that its end is noticed
     processes: list[BaseProcess] = [radio]

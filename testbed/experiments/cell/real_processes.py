@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from testbed.bs.control.client import ControlledStation
 from testbed.channel.emulate import endpoint
-from testbed.channel.link_model import Carrier
 from testbed.channel.proxy import Proxy, precise_loop
-from testbed.channel.radio.mac import RadioCell
-from testbed.channel.radio.ports import RadioPort
 from testbed.clock import WallClock
-from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.control.controller import JointController
+from testbed.experiments.cell.control.estimates import CellEstimates
+from testbed.experiments.cell.parts.relayed import RelayedRadio
 from testbed.experiments.cell.tally import Counted, ResponseSums, UeTally
 from testbed.experiments.cell.ue import dice_of, send_bytes
 from testbed.process.interrupts import as_child
-from testbed.tasks import cancel
+from testbed.tasks import beside, together
 
 HOST = "127.0.0.1"
 
@@ -48,6 +51,8 @@ class UeReport(msgspec.Struct):
     looked_ahead: int = 0
     drafted_ahead: int = 0
     void: int = 0
+    protocols: dict[str, int] = msgspec.field(default_factory=dict)
+    switches: int = 0
     lossy: int = 0
     """Responses that differ from the target's own."""
 
@@ -59,7 +64,7 @@ class UeReport(msgspec.Struct):
             tally.latencies_s, tally.judged, tally.violated, tally.rounds, tally.drafted,
             (tally.air_s[True], tally.air_s[False]), (tally.band_s[True], tally.band_s[False]), tally.accepted,
             tally.rejected, tally.answered, tally.csi_error_db, tally.csi_known,
-            tally.looked_ahead, tally.drafted_ahead, tally.void, lossy,
+            tally.looked_ahead, tally.drafted_ahead, tally.void, tally.protocols, tally.switches, lossy,
         )  # fmt: skip
 
     def restore(self, tally: UeTally) -> UeTally:
@@ -71,6 +76,8 @@ class UeReport(msgspec.Struct):
         tally.accepted, tally.rejected, tally.answered = self.accepted, self.rejected, self.answered
         tally.csi_error_db, tally.csi_known = self.csi_error_db, self.csi_known
         tally.looked_ahead, tally.drafted_ahead, tally.void = self.looked_ahead, self.drafted_ahead, self.void
+        tally.protocols.update(self.protocols)
+        tally.switches = self.switches
         for there, (up, down) in ((tally.air_s, self.air_s), (tally.band_s, self.band_s)):
             there.update({True: up, False: down})
         return tally
@@ -89,93 +96,89 @@ class RadioReport(msgspec.Struct):
     """The same, times its shares of the bandwidth."""
     senders: dict[int, UeReport]
     """Reports of UEs that send bytes."""
+    switches: dict[int, int]
+    """Changes of windows and protocols by the controller of the cell after the warm-up, by decoding UE."""
 
 
-def run_radio(config: CellConfig, target: str, line: Connection) -> None:
+def run_radio(config: CellConfig, target: str, line: Connection, controlled: Path | None = None) -> None:
     """Stand between UEs and BS: tell the UEs' addresses and when the first slot began, be told the start, and tell the
     `RadioReport` at the end.
+
+    Args:
+        controlled: socket on which the BS awaits the controller of the cell, which runs here; None: nothing is decided.
     """
     as_child()
     loop = precise_loop()
     with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has ended
-        loop.run_until_complete(_Radio(config, target).serve(line))
+        loop.run_until_complete(_Radio(config, target, controlled).serve(line))
 
 
 class _Radio:
-    """The cell, its relays, and the UEs that send bytes."""
+    """The cell, its relays, the UEs that send bytes, and the controller if there is one."""
 
-    def __init__(self, config: CellConfig, target: str) -> None:
-        self._config, self._target = config, endpoint(target)
+    def __init__(self, config: CellConfig, target: str, controlled: Path | None) -> None:
+        self._config, self._target, self._controlled = config, endpoint(target), controlled
+        self._members = [group for group in config.ues for _ in range(group.count)]
 
     async def serve(self, line: Connection) -> None:
         config, loop = self._config, asyncio.get_running_loop()
-        cell = RadioCell(config.radio, config.radio.air(radio_ues(config), config.seconds, config.seed), config.seed)
-        members = [group for group in config.ues for _ in range(group.count)]
-        ways = {n: _Ways(cell, n, group.weight) for n, group in enumerate(members) if group.traffic == "tokens"}
-        proxies = {number: Proxy(self._target, way.make) for number, way in ways.items()}
+        radio = RelayedRadio(config, self._members)
+        proxies = {number: Proxy(self._target, ways.make) for number, ways in radio.ways.items()}
         ports = {number: await proxy.start(HOST, 0) for number, proxy in proxies.items()}
-        line.send(({number: f"tcp://{HOST}:{port}" for number, port in ports.items()}, cell.begin()))
+        line.send(({number: f"tcp://{HOST}:{port}" for number, port in ports.items()}, radio.cell.begin()))
         start_s = await loop.run_in_executor(None, line.recv)
-        report = await self._measure(cell, members, proxies, ways, start_s)
-        line.send(report)
+        line.send(await self._measure(radio, proxies, start_s))
         for proxy in proxies.values():
             await proxy.close()
 
-    async def _measure(
-        self,
-        cell: RadioCell,
-        members: Sequence[UeGroup],
-        proxies: dict[int, Proxy],
-        ways: dict[int, _Ways],
-        start_s: float,
-    ) -> RadioReport:
+    async def _measure(self, radio: RelayedRadio, proxies: dict[int, Proxy], start_s: float) -> RadioReport:
         config, clock = self._config, WallClock()
         from_s, to_s = start_s + config.warmup_s, start_s + config.seconds
         await clock.sleep(max(0.0, start_s - clock.time()))
-        tallies = {n: UeTally(clock, from_s, to_s) for n, group in enumerate(members) if n not in proxies}
-        tasks = [
-            asyncio.create_task(
-                send_bytes(
-                    members[n], Counted(cell.port(n, True, members[n].weight), tally, True, clock), clock,
-                    dice_of(config.seed, n),
-                )
-            )
-            for n, tally in tallies.items()
-        ]  # fmt: skip
-        seen = []
-        for until_s in (from_s, to_s):
-            await clock.sleep(until_s - clock.time())
-            used = (cell.counters[True].used, cell.counters[False].used)
-            moved = {number: proxy.moved_bytes() for number, proxy in proxies.items()}
-            seen.append((used, moved, {number: way.times() for number, way in ways.items()}))
-        await cancel(*tasks)
-        (before, moved, timed), (after, moved_end, timed_end) = seen
-        spent = {n: [end - start for start, end in zip(timed[n], timed_end[n], strict=True)] for n in ways}
+        tallies = [UeTally(clock, from_s, to_s) for _ in self._members]
+        senders = {n: tally for n, tally in enumerate(tallies) if n not in proxies}
+        beside_it = [self._send(radio, n, tally, clock) for n, tally in senders.items()]
+        if self._controlled is not None:
+            beside_it.append(self._control(radio, tallies, self._controlled))
+        before, after = await beside(beside_it, self._seen(radio, proxies, (from_s, to_s)))
+        spent = {n: [end - start for start, end in zip(before.times[n], after.times[n], strict=True)] for n in proxies}
         return RadioReport(
-            used=(after[0] - before[0], after[1] - before[1]),
-            carried={n: (moved_end[n][0] - moved[n][0], moved_end[n][1] - moved[n][1]) for n in proxies},
+            used=(after.used[0] - before.used[0], after.used[1] - before.used[1]),
+            carried={n: (up - before.moved[n][0], down - before.moved[n][1]) for n, (up, down) in after.moved.items()},
             air_s={n: (up, down) for n, (up, down, _, _) in spent.items()},
             band_s={n: (up, down) for n, (_, _, up, down) in spent.items()},
-            senders={number: UeReport.of(tally) for number, tally in tallies.items()},
+            senders={n: UeReport.of(tally) for n, tally in senders.items()},
+            switches={n: tallies[n].switches for n in proxies},
         )
 
+    async def _seen(self, radio: RelayedRadio, proxies: dict[int, Proxy], times_s: Sequence[float]) -> list[_Seen]:
+        """What the cell has counted at each of these times."""
+        clock, found = WallClock(), list[_Seen]()
+        for until_s in times_s:
+            await clock.sleep(until_s - clock.time())
+            used = (radio.cell.counters[True].used, radio.cell.counters[False].used)
+            moved = {number: proxy.moved_bytes() for number, proxy in proxies.items()}
+            found.append(_Seen(used, moved, {number: ways.times() for number, ways in radio.ways.items()}))
+        return found
 
-class _Ways:
-    """Ports of one UE's connections."""
+    async def _send(self, radio: RelayedRadio, number: int, tally: UeTally, clock: WallClock) -> None:
+        """Life of a UE that sends bytes."""
+        way = Counted(radio.senders[number], tally, True, clock)
+        await send_bytes(self._members[number], way, clock, dice_of(self._config.seed, number))
 
-    def __init__(self, cell: RadioCell, number: int, weight: float) -> None:
-        self._cell, self._number, self._weight = cell, number, weight
-        self._made: list[tuple[RadioPort, RadioPort]] = []
+    async def _control(self, radio: RelayedRadio, tallies: Sequence[UeTally], path: Path) -> None:
+        """Decide for the radio and, over its socket, for the BS."""
+        estimates = CellEstimates()
+        with contextlib.closing(await ControlledStation.connect(path, estimates.tell)) as bs:
+            controller = JointController(
+                self._config, self._members, radio, estimates, bs.decide, bs.metrics, WallClock()
+            )
+            await together([bs.run(), controller.run(tallies)])
 
-    def make(self, connection: int) -> tuple[Carrier, Carrier]:
-        """Ports of a connection (a `MakePath`)."""
-        up, down = (self._cell.port(self._number, way, self._weight) for way in (True, False))
-        self._made.append((up, down))
-        return up, down
 
-    def times(self) -> tuple[float, float, float, float]:
-        """Time of the slots in which it has sent and received, and the same times its shares of the bandwidth."""
-        slot_s = self._cell.config.slot_s
-        up, down = ([ports[way] for ports in self._made] for way in (0, 1))
-        sent, received = (sum(port.slots for port in ports) * slot_s for ports in (up, down))
-        return sent, received, sum(port.used for port in up) * slot_s, sum(port.used for port in down) * slot_s
+class _Seen(NamedTuple):
+    """Counters of the cell since its first slot."""
+
+    used: tuple[float, float]
+    moved: dict[int, tuple[int, int]]
+    times: dict[int, tuple[float, float, float, float]]

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.link import ZmqLink
 from testbed.channel.proxy import precise_loop
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.drafts import Agreement, RealDrafter
+from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.real_processes import UeReport
 from testbed.experiments.cell.recorded import RecordedWork, real_replay, recording_of
 from testbed.experiments.cell.tally import UeTally
@@ -27,6 +28,7 @@ from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
 from testbed.files import whole_file
 from testbed.process.interrupts import as_child
+from testbed.protocols import protocol
 from testbed.synthetic import VOCAB, next_token
 from testbed.tasks import cancel
 from testbed.ue.channel_state import ChannelState
@@ -35,6 +37,7 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.registry import window_policy
 from testbed.ue.windows.stream_choice import StreamChoice
+from testbed.ue.windows.uploads import Uploads
 
 TIMEOUT_S = 60.0
 
@@ -108,7 +111,7 @@ async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
     dice = dice_of(config.seed, order.number)
     end_s = order.start_s + config.seconds
     tally = UeTally(clock, order.start_s + config.warmup_s, end_s)
-    client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
+    client = Client(ZmqLink(order.address, ue_name(order.number)), clock, 0, TIMEOUT_S)
     recording = recording_of(group)
     work = None if recording is None else RecordedWork(recording, group.method.drafts)
     ue = _ue(order, client, work)
@@ -148,6 +151,7 @@ def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None) -> LoadUe
         window_policy(group.window_rule, group.window) if group.method.drafts else None,
         ProfilePace(profile, client.clock), speed_tps=group.class_tps, protocol=group.protocol,
         lookahead=group.lookahead,
+        uploads=Uploads(protocol(group.protocol), hinted=True) if group.protocol_hints else None,
         streams=StreamChoice(group.window, alone=False) if group.lookahead == "stream" else None,
     )  # fmt: skip
 
