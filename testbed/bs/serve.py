@@ -236,7 +236,8 @@ async def _run(
     try:
         sessions = session_table(config, loaded.engine.kv_tokens, link.owner)
         decided = control.hints if control else None
-        recent = Recent(sessions, text=config.monitor_text) if monitor else None
+        weight = decided.weight if decided else None
+        recent = Recent(sessions, text=config.monitor_text, weight=weight) if monitor else None
         status, runner = StatusLine(sessions, recent), ThreadRunner(loaded.engine, *threads)
         station = _station(config, link, runner, loaded, sessions, status, decided)
 

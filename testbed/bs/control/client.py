@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from testbed.bs.control.messages import Decisions, Event, Report
+from testbed.bs.control.messages import Decisions, Event, StationReport
 from testbed.bs.monitor.wire import frame, receive
 from testbed.errors import TestbedError
 
@@ -23,7 +23,7 @@ class ControlledStation:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: Callable[[Event], object]
     ) -> None:
         self._reader, self._writer, self._told = reader, writer, told
-        self._last = Report([], 0, 0.0)
+        self._last = StationReport([], 0, 0.0)
 
     @classmethod
     async def connect(cls, path: Path, told: Callable[[Event], object]) -> ControlledStation:
@@ -53,7 +53,7 @@ class ControlledStation:
         """
         try:
             while True:
-                self._last = await receive(self._reader, Report)
+                self._last = await receive(self._reader, StationReport)
                 for event in self._last.events:
                     self._told(event)
         except EOFError as exc:

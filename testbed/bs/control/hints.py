@@ -41,8 +41,11 @@ class DecidedHints:
         self._decided.clear()
         self.worths.clear()
 
-    def of(self, session: Session) -> Decided:
-        """What was decided for a session's UE."""
+    def weight(self, session: Session) -> float | None:
+        """The radio's weight of a session's UE; None: none was decided."""
+        return self._of(session).weight
+
+    def _of(self, session: Session) -> Decided:
         return self._decided.get(session.key[0], NOTHING)
 
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
@@ -51,7 +54,7 @@ class DecidedHints:
         judged = drafted > 0 and session.protocol is not None and session.protocol.judged
         candidates = len(round_.candidates()) if judged else None
         self._tell(RoundSeen(*session.key, drafted, accepted, round_.cached, round_.draft_s, candidates))
-        decided = self.of(session)
+        decided = self._of(session)
         return Hint(_window(session, decided.window), decided.protocol if session.protocol_hints else "")
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:

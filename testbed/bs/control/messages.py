@@ -1,7 +1,7 @@
 """What a base station tells the controller of a cell, and what that decides.
 
-Between processes they are framed as those of the live view (`bs/monitor/wire.py`): the base station sends `Report`, the
-controller `Decisions`.
+Between processes they are framed as those of the live view (`bs/monitor/wire.py`): the base station sends
+`StationReport`, the controller `Decisions`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MOST_BYTES = 2**20
 Factor = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+class _ControlMessage(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     pass
 
 
-class RoundSeen(_Message, frozen=True):
+class RoundSeen(_ControlMessage, frozen=True):
     """A round was committed."""
 
     ue: bytes
@@ -38,7 +38,7 @@ class RoundSeen(_Message, frozen=True):
     """Drafted tokens that differ from the target's; None: it has no drafted tokens, or a protocol without a judge."""
 
 
-class SessionEnded(_Message, frozen=True):
+class SessionEnded(_ControlMessage, frozen=True):
     """A session was closed or expired."""
 
     ue: bytes
@@ -48,7 +48,7 @@ class SessionEnded(_Message, frozen=True):
 Event: TypeAlias = RoundSeen | SessionEnded
 
 
-class Report(_Message, frozen=True):
+class StationReport(_ControlMessage, frozen=True):
     """Events since the last report, in order, and counters since the start."""
 
     events: list[Event]
@@ -57,7 +57,7 @@ class Report(_Message, frozen=True):
     """Time in passes."""
 
 
-class Decided(_Message, frozen=True):
+class Decided(_ControlMessage, frozen=True):
     """What was decided for one UE."""
 
     window: Annotated[int, msgspec.Meta(ge=NO_HINT, le=2**15)] = NO_HINT
@@ -70,7 +70,7 @@ class Decided(_Message, frozen=True):
     """Its weight on the radio, for the live view; None: weights are not decided."""
 
 
-class Decisions(_Message, frozen=True):
+class Decisions(_ControlMessage, frozen=True):
     """What was decided, by identity of the UE. Others keep their windows and protocols, and a worth of 1."""
 
     ues: dict[bytes, Decided]

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from testbed.bs.control.hints import DecidedHints
-from testbed.bs.control.messages import MOST_BYTES, Decisions, Event, Report
+from testbed.bs.control.messages import MOST_BYTES, Decisions, Event, StationReport
 from testbed.bs.monitor.wire import frame, receive
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
@@ -77,7 +77,7 @@ class ControlSocket:
         if (writer := self._writer) is None:
             return
         found = self._count()
-        writer.write(frame(Report(events, found["passes"], found["busy_s"])))
+        writer.write(frame(StationReport(events, found["passes"], found["busy_s"])))
         if writer.transport.get_write_buffer_size() > MOST_UNREAD:
             LOG.warning("the controller was disconnected: it reads too slowly")
             writer.transport.abort()

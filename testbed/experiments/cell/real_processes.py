@@ -151,14 +151,16 @@ class _Radio:
             switches={n: tallies[n].switches for n in proxies},
         )
 
-    async def _seen(self, radio: RelayedRadio, proxies: dict[int, Proxy], times_s: Sequence[float]) -> list[_Seen]:
+    async def _seen(
+        self, radio: RelayedRadio, proxies: dict[int, Proxy], times_s: Sequence[float]
+    ) -> list[_CellCounts]:
         """What the cell has counted at each of these times."""
-        clock, found = WallClock(), list[_Seen]()
+        clock, found = WallClock(), list[_CellCounts]()
         for until_s in times_s:
             await clock.sleep(until_s - clock.time())
             used = (radio.cell.counters[True].used, radio.cell.counters[False].used)
             moved = {number: proxy.moved_bytes() for number, proxy in proxies.items()}
-            found.append(_Seen(used, moved, {number: ways.times() for number, ways in radio.ways.items()}))
+            found.append(_CellCounts(used, moved, {number: ways.times() for number, ways in radio.ways.items()}))
         return found
 
     async def _send(self, radio: RelayedRadio, number: int, tally: UeTally, clock: WallClock) -> None:
@@ -176,7 +178,7 @@ class _Radio:
             await together([bs.run(), controller.run(tallies)])
 
 
-class _Seen(NamedTuple):
+class _CellCounts(NamedTuple):
     """Counters of the cell since its first slot."""
 
     used: tuple[float, float]

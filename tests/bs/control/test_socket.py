@@ -83,7 +83,7 @@ async def test_rounds_are_told_and_decisions_are_hinted(tmp_path: Path) -> None:
         running = asyncio.create_task(bs.run())
         bs.decide(Decisions({NAME: Decided(9, "fh", 2.5, 0.5), b"other": Decided(2)}))
         await until(lambda: control.hints.worths)
-        assert control.hints.worths == {NAME: 2.5, b"other": 1.0} and control.hints.of(session()).weight == 0.5
+        assert control.hints.worths == {NAME: 2.5, b"other": 1.0} and control.hints.weight(session()) == 0.5
         assert hinted(control) == (6, "fh")  # no more than it asked for
         control.hints.ended(session())
         await until(lambda: len(told) == 2)
