@@ -122,7 +122,7 @@ async def _decode(order: CellUeOrder, together: Connection | None) -> UeReport:
 
     await client.connect(ue.drafter.fingerprint, VOCAB)
     ue = replace(ue, state=await _state(order, client, tally))
-    begin_s = order.start_s + dice.uniform(0, min(1.0, config.warmup_s))
+    begin_s = order.start_s + group.begin_s + dice.uniform(0, min(1.0, config.warmup_s))
     await clock.sleep(max(0.0, begin_s - clock.time()))
     words = random.Random(f"prompts {config.seed} {order.number}")  # its own, so that lengths are those of virtual time
     living = decode_responses(
