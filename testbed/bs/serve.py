@@ -15,7 +15,6 @@ import msgspec
 
 from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.bounds import check_bounds, check_free, listen, session_table
-from testbed.bs.control.hints import DecidedHints
 from testbed.bs.control.station import ControlSocket, controlled
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.checks import check_model
@@ -38,7 +37,7 @@ from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.scheduling.self_profile import self_profile
-from testbed.bs.scheduling.window_hints import Windows, window_config
+from testbed.bs.scheduling.window_hints import ON, Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.channel.server_link import ZmqServerLink
@@ -94,8 +93,7 @@ def serve(
     """
     scheduler(config.scheduler, _setting(config, ANY))
     check_free(check_bounds(config))
-    if config.window_controller is not None:
-        window_config(config.window_controller)
+    window_config(config.window_controller or ON)
     check_monitor(config)
     metrics = MetricsFile(Path(config.metrics), config.metrics_interval_s) if config.metrics else None
     with contextlib.ExitStack() as stack:
@@ -191,20 +189,20 @@ def _station(
     loaded: Loaded,
     sessions: SessionTable,
     observer: Observer | None,
-    decided: DecidedHints | None,
+    control: ControlSocket | None,
 ) -> BaseStation:
     engine, offer, judge, estimator = loaded
     known = None if estimator is None else estimator.coefficients
     setting = replace(_setting(config, known), kv_tokens=engine.kv_tokens, cuts=PIECE % engine.block_size == 0)
-    if decided is not None:
-        setting = replace(setting, worths=decided.worths)
+    if control is not None:
+        setting = replace(setting, worths=control.hints.worths)
     admission = None
     if known is not None and SCHEDULERS[config.scheduler].admits and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
         link, runner, Intake(offer, sessions), scheduler(config.scheduler, setting), judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
-        windows=decided or _windows(config, loaded, link.owner), observer=observer,
+        windows=control.hints if control else _windows(config, loaded, link.owner), observer=observer,
     )  # fmt: skip
 
 
@@ -235,11 +233,10 @@ async def _run(
     link = listen(config, loaded.offer)
     try:
         sessions = session_table(config, loaded.engine.kv_tokens, link.owner)
-        decided = control.hints if control else None
-        weight = decided.weight if decided else None
+        weight = control.hints.weight if control else None
         recent = Recent(sessions, text=config.monitor_text, weight=weight) if monitor else None
         status, runner = StatusLine(sessions, recent), ThreadRunner(loaded.engine, *threads)
-        station = _station(config, link, runner, loaded, sessions, status, decided)
+        station = _station(config, link, runner, loaded, sessions, status, control)
 
         def count() -> dict[str, Any]:
             return station.metrics() | {"task_failures": dict(link.background.failures)}
@@ -247,7 +244,7 @@ async def _run(
         if monitor and recent:
             await monitor.attach(source_of(config, loaded.offer, count, recent, link.background), link.background)
         if control:
-            await control.attach(station.metrics)
+            link.background.start("controller", lambda: control.serve(station.metrics))
         serving = asyncio.create_task(station.serve())
         if meter:
             link.background.start("power", meter.watch)
@@ -259,8 +256,6 @@ async def _run(
         await _served(serving)
         await cancel(*telling)
     finally:
-        if control:
-            await control.detach()
         if monitor:
             await monitor.detach()
         link.close()

@@ -46,24 +46,22 @@ class ControlSocket:
         self._events: list[Event] = []
         self._writer: asyncio.StreamWriter | None = None
         self._serving: asyncio.Task[Any] | None = None
-        self._server: asyncio.Server | None = None
         self._count: Callable[[], dict[str, Any]] = dict
 
-    async def attach(self, count: Callable[[], dict[str, Any]]) -> None:
-        """Serve on the running event loop from now on.
+    async def serve(self, count: Callable[[], dict[str, Any]]) -> None:
+        """Serve until cancelled.
 
         Args:
             count: counters of the base station.
         """
         self._count = count
-        self._server = await asyncio.start_unix_server(self._serve, sock=self._listening.dup())
-
-    async def detach(self) -> None:
-        """Serve no more."""
-        if self._server is not None:
-            self._server.close()
-        if self._serving is not None:
-            await cancel(self._serving)
+        server = await asyncio.start_unix_server(self._serve, sock=self._listening.dup())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+            if self._serving is not None:
+                await cancel(self._serving)
 
     def _tell(self, event: Event) -> None:
         if self._writer is None:

@@ -28,6 +28,7 @@ from testbed.config import ServeConfig
 from testbed.errors import BadInput, TestbedError
 from testbed.protocols import protocol
 from testbed.protocols.base import Window
+from testbed.tasks import cancel
 
 NAME = b"ue-0"
 COUNTERS = {"passes": 7, "busy_s": 0.25, "rounds": 9}
@@ -54,11 +55,11 @@ async def serving(path: Path) -> AsyncIterator[ControlSocket]:
     """A base station's end that serves."""
     with controlled(ServeConfig(engine="synthetic", controller=str(path))) as control:
         assert control is not None
-        await control.attach(lambda: COUNTERS)
+        running = asyncio.create_task(control.serve(lambda: COUNTERS))
         try:
             yield control
         finally:
-            await control.detach()
+            await cancel(running)
 
 
 async def until(found: Any) -> None:
@@ -96,12 +97,12 @@ async def test_rounds_are_told_and_decisions_are_hinted(tmp_path: Path) -> None:
             await running
 
 
-async def test_a_ue_that_asks_for_no_hints_gets_none(tmp_path: Path) -> None:
-    async with serving(tmp_path / "c") as control:
-        control.hints.apply(Decisions({NAME: Decided(3, "fh")}))
-        one = session()
-        one.hinted, one.protocol_hints = 0, False
-        assert control.hints.hint(one, round_(), 1, 0.0) == (-1, "")
+def test_a_ue_that_asks_for_no_hints_gets_none() -> None:
+    hints = DecidedHints(lambda event: None)
+    hints.apply(Decisions({NAME: Decided(3, "fh")}))
+    one = session()
+    one.hinted, one.protocol_hints = 0, False
+    assert hints.hint(one, round_(), 1, 0.0) == (-1, "")
 
 
 @pytest.mark.parametrize(("kind", "told"), [("greedy", 0), ("split", 1)])
