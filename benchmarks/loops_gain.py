@@ -16,13 +16,14 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from testbed.experiments.cell.config import CellConfig, CellControl, UeGroup
+from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.rows import document, ue_rows
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.csv_file import write_csv
@@ -114,9 +115,9 @@ def tuned(config: CellConfig) -> float:
     return statistics.fmean(measured(replace(config, seed=seed))["kept_tps"] for seed in TUNING)
 
 
-def measured(config: CellConfig) -> dict[str, float]:
+def measured(config: CellConfig, carried_out: Callable[[CellConfig], CellRun] = run_cell) -> dict[str, float]:
     """Figures of one run."""
-    run = run_cell(config)
+    run = carried_out(config)
     found, ues = document(config, run), ue_rows(config, run)
     kept = [one for one in ues if one["class_tps"] is None or one["goodput_tps"] >= one["class_tps"]]
     return {

@@ -257,6 +257,14 @@ class ServeConfig(Config, frozen=True):
             "Default: no hints."
         ),
     ] = None
+    controller: Annotated[
+        str | None,
+        option(
+            "Unix socket to listen on for a controller of the cell, which decides windows, protocols and the worth of "
+            "tokens in the window controller's place.",
+            metavar="PATH",
+        ),
+    ] = None
     judge: fields.Judge = None
     head: fields.Head = None
     quality_budget: fields.QualityBudget = None

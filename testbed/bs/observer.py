@@ -154,6 +154,10 @@ class SessionRow(NamedTuple):
     """Those of them that were dropped without a pass."""
     overlap_s: float
     """Sum over its rounds, see `RoundNote.overlap_s`."""
+    hint_protocol: str = ""
+    """Protocol hinted last; empty: none."""
+    weight: float | None = None
+    """Weight on the radio that a controller of the cell decided; None: none did."""
 
 
 class RecentActivity(msgspec.Struct, array_like=True, frozen=True):

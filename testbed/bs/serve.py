@@ -15,6 +15,7 @@ import msgspec
 
 from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.bounds import check_bounds, check_free, listen, session_table
+from testbed.bs.control.station import ControlSocket, controlled
 from testbed.bs.engines.base import VerifyEngine
 from testbed.bs.engines.checks import check_model
 from testbed.bs.engines.paced import PacedEngine
@@ -28,16 +29,15 @@ from testbed.bs.metrics import MetricsFile
 from testbed.bs.monitor.power import BsMeter, metered
 from testbed.bs.monitor.process import Monitor, check_monitor, monitored
 from testbed.bs.monitor.recent import Recent
-from testbed.bs.monitor.source import Source
+from testbed.bs.monitor.source import source_of
 from testbed.bs.monitor.status import StatusLine
-from testbed.bs.monitor.wire import MonitorServing
 from testbed.bs.observer import Observer
 from testbed.bs.pending import PIECE
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.estimator_online import OnlineConfig, OnlineEstimator
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.scheduling.self_profile import self_profile
-from testbed.bs.scheduling.window_hints import Windows, window_config
+from testbed.bs.scheduling.window_hints import ON, Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.channel.server_link import ZmqServerLink
@@ -49,8 +49,7 @@ from testbed.optim.pass_time import Coefficients
 from testbed.process.heap import loaded_heap_frozen
 from testbed.process.interrupts import UNSTOPPABLE
 from testbed.process.threads import started_threads
-from testbed.protocols.vocabulary import tokenizer_directory
-from testbed.tasks import Background, cancel
+from testbed.tasks import cancel
 
 Ready = Callable[[list[str], Offer, str | None], None]
 """Called when the BS is ready, with the addresses it listens on, its offer, and the URL of its live view."""
@@ -94,14 +93,14 @@ def serve(
     """
     scheduler(config.scheduler, _setting(config, ANY))
     check_free(check_bounds(config))
-    if config.window_controller is not None:
-        window_config(config.window_controller)
+    window_config(config.window_controller or ON)
     check_monitor(config)
     metrics = MetricsFile(Path(config.metrics), config.metrics_interval_s) if config.metrics else None
     with contextlib.ExitStack() as stack:
         if metrics is not None:
             stack.callback(metrics.close)
         monitor = stack.enter_context(monitored(config))
+        control = stack.enter_context(controlled(config))
         meter = stack.enter_context(metered(config))
         if metrics is not None and meter is not None:
             metrics.add("power", meter.snapshot)
@@ -113,7 +112,7 @@ def serve(
         if metrics is not None and isinstance(loaded.engine, PacedEngine):
             metrics.add("pace", loaded.engine.snapshot)
         stack.callback(lambda: thread.submit(loaded.engine.close).result())
-        asyncio.run(_run(config, (thread, other), loaded, ready, metrics, monitor, meter, say))
+        asyncio.run(_run(config, (thread, other), loaded, ready, metrics, monitor, meter, control, say))
 
 
 def _load_all(config: ServeConfig, coefficients: Coefficients | None, pace: Coefficients | None) -> Loaded:
@@ -190,17 +189,20 @@ def _station(
     loaded: Loaded,
     sessions: SessionTable,
     observer: Observer | None,
+    control: ControlSocket | None,
 ) -> BaseStation:
     engine, offer, judge, estimator = loaded
     known = None if estimator is None else estimator.coefficients
     setting = replace(_setting(config, known), kv_tokens=engine.kv_tokens, cuts=PIECE % engine.block_size == 0)
+    if control is not None:
+        setting = replace(setting, worths=control.hints.worths)
     admission = None
     if known is not None and SCHEDULERS[config.scheduler].admits and config.admission:
         admission = Admission(coefficients=known, max_requests=config.max_batch, kv_tokens=engine.kv_tokens)
     return BaseStation(
         link, runner, Intake(offer, sessions), scheduler(config.scheduler, setting), judge, WallClock(),
         estimator=estimator, admission=admission, block_size=engine.block_size, margin=MARGIN,
-        windows=_windows(config, loaded, link.owner), observer=observer,
+        windows=control.hints if control else _windows(config, loaded, link.owner), observer=observer,
     )  # fmt: skip
 
 
@@ -217,33 +219,6 @@ def _windows(config: ServeConfig, loaded: Loaded, owner: Callable[[bytes], bytes
     return Windows(chosen, lambda: estimator.coefficients, config.max_batch, loaded.offer.vocab_size, owner)
 
 
-def _source(
-    config: ServeConfig, loaded: Loaded, count: Callable[[], dict[str, Any]], recent: Recent, background: Background
-) -> Source:
-    """The data source of the live view."""
-    clock, offer = WallClock(), loaded.offer
-    model = Path(offer.model).name if Path(offer.model).exists() else offer.model
-    judge, _, _ = offer.judge.partition(" ")
-    return Source(
-        look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
-        count=lambda: (count(), recent.tally()),
-        failing=lambda: background.failing,
-        serving=MonitorServing(
-            about={"model": model, "engine": config.engine, "scheduler": config.scheduler, "judge": judge},
-            text=config.monitor_text,
-            tokenizer=_tokenizer(config) if config.monitor_text else None,
-        ),
-    )
-
-
-def _tokenizer(config: ServeConfig) -> str | None:
-    """Path of the target's tokenizer; None: it has none."""
-    if config.model is None or not ENGINES[config.engine].needs_model:
-        return None
-    path = tokenizer_directory(find(config.model)) / "tokenizer.json"
-    return str(path.absolute()) if path.exists() else None
-
-
 async def _run(
     config: ServeConfig,
     threads: tuple[ThreadPoolExecutor, Executor],
@@ -252,20 +227,24 @@ async def _run(
     metrics: MetricsFile | None,
     monitor: Monitor | None,
     meter: BsMeter | None,
+    control: ControlSocket | None,
     say: Callable[[str], None],
 ) -> None:
     link = listen(config, loaded.offer)
     try:
         sessions = session_table(config, loaded.engine.kv_tokens, link.owner)
-        recent = Recent(sessions, text=config.monitor_text) if monitor else None
-        status = StatusLine(sessions, recent)
-        station = _station(config, link, ThreadRunner(loaded.engine, *threads), loaded, sessions, status)
+        weight = control.hints.weight if control else None
+        recent = Recent(sessions, text=config.monitor_text, weight=weight) if monitor else None
+        status, runner = StatusLine(sessions, recent), ThreadRunner(loaded.engine, *threads)
+        station = _station(config, link, runner, loaded, sessions, status, control)
 
         def count() -> dict[str, Any]:
             return station.metrics() | {"task_failures": dict(link.background.failures)}
 
         if monitor and recent:
-            await monitor.attach(_source(config, loaded, count, recent, link.background), link.background)
+            await monitor.attach(source_of(config, loaded.offer, count, recent, link.background), link.background)
+        if control:
+            link.background.start("controller", lambda: control.serve(station.metrics))
         serving = asyncio.create_task(station.serve())
         if meter:
             link.background.start("power", meter.watch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,6 +64,7 @@ class _Track:
     kind: str = ""
     """Protocol of the last window; empty: there was none."""
     hint: int = NO_HINT
+    hint_protocol: str = ""
     csi: Csi | None = None
     ahead: int = 0
     used: int = 0
@@ -78,10 +80,13 @@ class Recent(Observer):
     Args:
         sessions: all sessions of the base station.
         text: whether notes hold the committed tokens.
+        weight: of a session's UE on the radio; None: no controller decides it.
     """
 
-    def __init__(self, sessions: SessionTable, *, text: bool = False) -> None:
-        self._sessions, self._text = sessions, text
+    def __init__(
+        self, sessions: SessionTable, *, text: bool = False, weight: Callable[[Session], float | None] | None = None
+    ) -> None:
+        self._sessions, self._text, self._weight = sessions, text, weight
         self._rounds, self._passes = Ring(ROUND, RING), Ring(PASS, RING)
         self._words: deque[tuple[list[int], str]] = deque(maxlen=RING)
         self._session_count = self._ue_count = 0
@@ -112,7 +117,7 @@ class Recent(Observer):
         end_s = arrived_s + waited_s + bs_s
         link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # NaN stays NaN
         ahead, used, overlap_s = _overlap(track, session, round_)
-        track.told_s, track.window, track.hint = end_s, drafted, verdict.window
+        track.told_s, track.window, track.hint, track.hint_protocol = end_s, drafted, verdict.window, verdict.protocol
         if drafted and session.protocol is not None:
             track.kind = session.protocol.carried(("hidden",) if round_.hidden_came else ()).kind
         track.rounds += 1
@@ -228,6 +233,7 @@ class Recent(Observer):
             track.number, track.place, track.session, kind, _state(session), session.threshold, session.speed_tps,
             session.begun_s, session.got, track.rounds, track.drafted, track.accepted, track.judged, track.window,
             track.hint, track.csi, track.ahead, track.used, max(0, track.ahead - track.used - waiting), track.overlap_s,
+            track.hint_protocol, None if self._weight is None else self._weight(session),
         )  # fmt: skip
 
 

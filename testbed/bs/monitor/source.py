@@ -8,12 +8,21 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
+from testbed.bs.engines.registry import ENGINES
+from testbed.bs.engines.target import find
+from testbed.bs.intake import Offer
+from testbed.bs.monitor.recent import Recent
 from testbed.bs.monitor.wire import Count, LookAt, MonitorAnswer, MonitorServing, Question, frame, receive
 from testbed.bs.observer import RecentActivity, RoundSums
+from testbed.clock import WallClock
+from testbed.config import ServeConfig
+from testbed.protocols.vocabulary import tokenizer_directory
+from testbed.tasks import Background
 
 LOG = logging.getLogger(__name__)
 Counted: TypeAlias = tuple[dict[str, Any], RoundSums]
@@ -33,6 +42,33 @@ class Source:
     """Names of background tasks that fail."""
     serving: MonitorServing
     """Description of the base station."""
+
+
+def source_of(
+    config: ServeConfig, offer: Offer, count: Callable[[], dict[str, Any]], recent: Recent, background: Background
+) -> Source:
+    """The data source of the live view."""
+    clock = WallClock()
+    model = Path(offer.model).name if Path(offer.model).exists() else offer.model
+    judge, _, _ = offer.judge.partition(" ")
+    return Source(
+        look=lambda rounds, passes: recent.look(rounds, passes, clock.time()),
+        count=lambda: (count(), recent.tally()),
+        failing=lambda: background.failing,
+        serving=MonitorServing(
+            about={"model": model, "engine": config.engine, "scheduler": config.scheduler, "judge": judge},
+            text=config.monitor_text,
+            tokenizer=_tokenizer(config) if config.monitor_text else None,
+        ),
+    )
+
+
+def _tokenizer(config: ServeConfig) -> str | None:
+    """Path of the target's tokenizer; None: it has none."""
+    if config.model is None or not ENGINES[config.engine].needs_model:
+        return None
+    path = tokenizer_directory(find(config.model)) / "tokenizer.json"
+    return str(path.absolute()) if path.exists() else None
 
 
 async def answer_all(source: Source, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -78,20 +78,26 @@ Notice: TypeAlias = MonitorSetup | MonitorServing | MonitorClosing | MonitorAnsw
 """Messages of the base station."""
 
 
-def frame(message: Question | Notice) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """A message as a frame."""
     document = msgspec.msgpack.encode(message)
     return len(document).to_bytes(LENGTH_BYTES, "little") + document
 
 
-async def receive(reader: asyncio.StreamReader, kinds: Any) -> Any:
+async def receive(reader: asyncio.StreamReader, kinds: Any, most_bytes: int | None = None) -> Any:
     """The next message, one of `kinds`.
+
+    Args:
+        most_bytes: its length, at most; None: any.
 
     Raises:
         EOFError: the other side is gone.
+        DecodeError: of msgspec: none of `kinds`, or too long.
     """
     try:
         length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
+        if most_bytes is not None and length > most_bytes:
+            raise msgspec.DecodeError(f"a message of {length} bytes")
         document = await reader.readexactly(length)
     except ConnectionError as exc:
         raise EOFError from exc

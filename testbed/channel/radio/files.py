@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class RadioFile:
     def save(self, path: Path) -> None:
         """Write the file, in one step."""
         with whole_file(path) as part, part.open("wb") as file:
-            known = {} if self.bandwidth_hz is None else {"bandwidth_hz": self.bandwidth_hz}
+            known: dict[str, Any] = {} if self.bandwidth_hz is None else {"bandwidth_hz": self.bandwidth_hz}
             np.savez_compressed(
                 file, uplink_db=self.uplink_db, downlink_db=self.downlink_db, step_s=self.step_s, about=self.about,
                 **known,

@@ -85,6 +85,7 @@ class UeGroup(Config, frozen=True):
     ] = None
     prompt: Annotated[tuple[int, int], option("Prompt length, uniform, ends included.", unit="tokens")] = (50, 250)
     response: Annotated[tuple[int, int], option("Response length, uniform, ends included.", unit="tokens")] = (20, 200)
+    begin_s: Annotated[float, option("Time at which its UEs begin.", least=0, most=1e5, unit="s")] = 0.0
     think_s: Annotated[float, option("Pause between a response and the next prompt.", least=0, most=1e5, unit="s")] = (
         0.0
     )

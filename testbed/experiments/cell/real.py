@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from testbed.bs.scheduling.registry import SCHEDULERS
+from testbed.bs.scheduling.window_hints import ON
 from testbed.channel.radio.sharing import RADIO_SCHEDULERS
 from testbed.clock import WallClock
 from testbed.config import ServeConfig
@@ -40,6 +41,7 @@ from testbed.ue.windows.registry import WINDOW_RULES
 MOST_REAL_UES = 64
 STOPPING_S = 30.0
 METRICS_S = 0.1
+CONTROLLER = "controller"
 Counters = dict[str, Any]
 
 
@@ -68,6 +70,7 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
     for number, (up, down) in radio.carried.items():
         reports[number].bytes_up, reports[number].bytes_down = up, down
         reports[number].air_s, reports[number].band_s = radio.air_s[number], radio.band_s[number]
+        reports[number].switches = radio.switches[number]
     everyone = radio.senders | reports
     tallies = [everyone[number].restore(tally_of(config, WallClock(), 0, 0)) for number in range(len(members))]
     sites = _sites(config, radio, counted)
@@ -114,8 +117,6 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         raise BadInput(
             f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
         )
-    if config.control.decides:
-        raise BadInput("control decides in virtual time alone; leave out `control` or --real")
     if config.bs.plan is not None:
         raise BadInput("plans are carried out in virtual time alone; leave out bs.plan or --real")
     for group in decoding.values():
@@ -123,8 +124,8 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         rule = WINDOW_RULES[group.window_rule]
         if group.samples:
             raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
-        if group.judge_keeps or rule.predictor or rule.hinted or group.protocol_hints:
-            raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens, predictors nor hints")
+        if group.judge_keeps or rule.predictor:
+            raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens nor predictors")
     _check_cells(config, decoding.values())
     profiles = {profile for profile, _ in _stations(config, Path())}
     for profile in profiles | {group.profile for group in decoding.values()}:
@@ -153,10 +154,12 @@ def _check_cells(config: CellConfig, decoding: Collection[UeGroup]) -> None:
 
 
 def _serving(config: CellConfig, profile: str, metrics: Path) -> ServeConfig:
-    bs = config.bs
+    bs, decides = config.bs, config.control.decides
+    hinted = not decides and any(WINDOW_RULES[group.window_rule].hinted for group in config.ues)
     return ServeConfig(
         bind="tcp://127.0.0.1:*", engine="synthetic", pace=profile, scheduler=bs.scheduler, max_batch=bs.max_batch,
-        coefficients=profile if SCHEDULERS[bs.scheduler].needs_coefficients else None, admission=False,
+        coefficients=profile if SCHEDULERS[bs.scheduler].needs_coefficients or hinted else None, admission=False,
+        window_controller=ON if hinted else None, controller=str(metrics.parent / CONTROLLER) if decides else None,
         metrics=str(metrics), metrics_interval_s=METRICS_S,
     )  # fmt: skip
 
@@ -177,7 +180,8 @@ def _run_processes(
     ours, theirs = context.Pipe()
     notices = {number: context.Pipe(duplex=False) for number in decoding if config.cells is not None}
     telling = {number: ends[1] for number, ends in notices.items()}
-    arguments = (config, targets, theirs, telling)
+    controlled = directory / CONTROLLER if config.control.decides else None
+    arguments = (config, targets, theirs, telling, controlled)
     radio = context.Process(target=run_radio, name="the radio", args=arguments, daemon=True)
     start(radio)
     for line in (theirs, *telling.values()):

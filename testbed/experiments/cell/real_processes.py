@@ -6,25 +6,31 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
+from testbed.bs.control.client import ControlledStation
 from testbed.channel.emulate import endpoint
 from testbed.channel.proxy import Proxy, precise_loop
+from testbed.channel.radio.air import Air
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.network import NetworkChannels
 from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, radio_ues
+from testbed.experiments.cell.control.controller import JointController
+from testbed.experiments.cell.control.estimates import CellEstimates
+from testbed.experiments.cell.parts.relayed import RelayedCell, RelayedWays
 from testbed.experiments.cell.several.network import network_channels, radio_cell
-from testbed.experiments.cell.several.relayed import RelayedUe, SendingUe, Ways
+from testbed.experiments.cell.several.relayed import RelayedUe, SendingUe
 from testbed.experiments.cell.several.roaming import Roamer, Roaming
 from testbed.experiments.cell.several.tally import Moves, RoamingTally
 from testbed.experiments.cell.several.ue import RoamingPort
 from testbed.experiments.cell.tally import Counted, ResponseSums, UeTally
 from testbed.experiments.cell.ue import dice_of, send_bytes
 from testbed.process.interrupts import as_child
-from testbed.tasks import beside, cancel
+from testbed.tasks import beside, together
 
 HOST = "127.0.0.1"
 LEAD_S, EACH_S = 3.0, 0.3
@@ -56,6 +62,8 @@ class UeReport(msgspec.Struct):
     drafted_ahead: int = 0
     void: int = 0
     computed_s: float = 0.0
+    protocols: dict[str, int] = msgspec.field(default_factory=dict)
+    switches: int = 0
     lossy: int = 0
     """Responses that differ from the target's own."""
     moves: Moves | None = None
@@ -69,8 +77,8 @@ class UeReport(msgspec.Struct):
             tally.latencies_s, tally.judged, tally.violated, tally.rounds, tally.drafted,
             (tally.air_s[True], tally.air_s[False]), (tally.band_s[True], tally.band_s[False]), tally.accepted,
             tally.rejected, tally.answered, tally.csi_error_db, tally.csi_known,
-            tally.looked_ahead, tally.drafted_ahead, tally.void, tally.computed_s, lossy,
-            tally.moves if isinstance(tally, RoamingTally) else None,
+            tally.looked_ahead, tally.drafted_ahead, tally.void, tally.computed_s, tally.protocols, tally.switches,
+            lossy, tally.moves if isinstance(tally, RoamingTally) else None,
         )  # fmt: skip
 
     def restore(self, tally: UeTally) -> UeTally:
@@ -82,6 +90,8 @@ class UeReport(msgspec.Struct):
         tally.accepted, tally.rejected, tally.answered = self.accepted, self.rejected, self.answered
         tally.csi_error_db, tally.csi_known, tally.computed_s = self.csi_error_db, self.csi_known, self.computed_s
         tally.looked_ahead, tally.drafted_ahead, tally.void = self.looked_ahead, self.drafted_ahead, self.void
+        tally.protocols.update(self.protocols)
+        tally.switches = self.switches
         for there, (up, down) in ((tally.air_s, self.air_s), (tally.band_s, self.band_s)):
             there.update({True: up, False: down})
         if self.moves is not None and isinstance(tally, RoamingTally):
@@ -102,6 +112,8 @@ class RadioReport(msgspec.Struct):
     """The same, times its shares of the bandwidth."""
     senders: dict[int, UeReport]
     """Reports of UEs that send bytes."""
+    switches: dict[int, int]
+    """Changes of windows and protocols by the controller of the cell after the warm-up, by decoding UE."""
 
 
 def tally_of(config: CellConfig, clock: Clock, from_s: float, to_s: float) -> UeTally:
@@ -115,7 +127,11 @@ def lead_s(config: CellConfig) -> float:
 
 
 def run_radio(
-    config: CellConfig, targets: Sequence[str], line: Connection, ues: Mapping[int, Connection] | None = None
+    config: CellConfig,
+    targets: Sequence[str],
+    line: Connection,
+    ues: Mapping[int, Connection] | None = None,
+    controlled: Path | None = None,
 ) -> None:
     """Stand between UEs and BS: tell the UEs' addresses and when the first slot began, be told the start, and tell the
     `RadioReport` at the end.
@@ -123,31 +139,51 @@ def run_radio(
     Args:
         targets: addresses of the base stations.
         ues: with several cells, lines to the processes of the UEs, which are told where they are.
+        controlled: socket on which the BS awaits the controller of the cell, which runs here; None: nothing is decided.
     """
     as_child()
     loop = precise_loop()
     with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has ended
-        loop.run_until_complete(_Radio(config, [endpoint(target) for target in targets], ues or {}).serve(line))
+        loop.run_until_complete(
+            _Radio(config, [endpoint(target) for target in targets], ues or {}, controlled).serve(line)
+        )
+
+
+class _Counts(NamedTuple):
+    """Counters since the first slot."""
+
+    used: list[tuple[float, float]]
+    """Bandwidth in use by cell."""
+    moved: dict[int, tuple[int, int]]
+    """Bytes by decoding UE."""
+    times: dict[int, tuple[float, float, float, float]]
+    """See `RelayedWays.times`."""
 
 
 class _Radio:
-    """The cells, their relays, and the UEs that send bytes."""
+    """The cells, their relays, the UEs that send bytes, and the controller if there is one."""
 
-    def __init__(self, config: CellConfig, targets: Sequence[tuple[str, int]], lines: Mapping[int, Connection]) -> None:
-        self._config, self._clock = config, WallClock()
+    def __init__(
+        self,
+        config: CellConfig,
+        targets: Sequence[tuple[str, int]],
+        lines: Mapping[int, Connection],
+        controlled: Path | None,
+    ) -> None:
+        self._config, self._clock, self._controlled = config, WallClock(), controlled
         self._members = [group for group in config.ues for _ in range(group.count)]
+        self._air: Air | None = None
         self._channels: NetworkChannels | None = None
         if config.cells is None:
-            air = config.radio.air(radio_ues(config), config.seconds, config.seed)
-            self._radios = [RadioCell(config.radio, air, config.seed)]
+            self._air = config.radio.air(radio_ues(config), config.seconds, config.seed)
+            self._radios = [RadioCell(config.radio, self._air, config.seed)]
         else:
             self._channels, loads = network_channels(config, config.seconds, lead_s(config))
             airs = map(self._channels.air, range(len(config.cells.cells)))
             self._radios = [radio_cell(config, number, air, loads) for number, air in enumerate(airs)]
         alone = self._radios[0] if config.cells is None else None
-        self._ways = {
-            n: Ways(n, group.weight, alone) for n, group in enumerate(self._members) if group.traffic == "tokens"
-        }
+        decoding = {n: group for n, group in enumerate(self._members) if group.traffic == "tokens"}
+        self._ways = {n: RelayedWays(n, group.weight, alone) for n, group in decoding.items()}
         self._proxies = {n: Proxy(None if alone is None else targets[0], way.make) for n, way in self._ways.items()}
         self._ports = {
             n: {up: RoamingPort(n, up, group.weight) for up in (True, False)}
@@ -187,28 +223,33 @@ class _Radio:
         config, clock = self._config, self._clock
         from_s, to_s = start_s + config.warmup_s, start_s + config.seconds
         await clock.sleep(max(0.0, start_s - clock.time()))
-        tallies = {n: tally_of(config, clock, from_s, to_s) for n in sending}
-        tasks = [asyncio.create_task(self._send(n, ue, tallies[n])) for n, ue in sending.items()]
-        seen = []
-        for until_s in (from_s, to_s):
-            await clock.sleep(until_s - clock.time())
-            seen.append(self._counted())
-        await cancel(*tasks)
-        (before, moved, timed), (after, moved_end, timed_end) = seen
-        spent = {n: [end - start for start, end in zip(timed[n], timed_end[n], strict=True)] for n in self._ways}
+        tallies = [tally_of(config, clock, from_s, to_s) for _ in self._members]
+        beside_it = [self._send(n, ue, tallies[n]) for n, ue in sending.items()]
+        if self._controlled is not None:
+            beside_it.append(self._control(tallies, self._controlled))
+        before, after = await beside(beside_it, self._seen((from_s, to_s)))
+        spent = {
+            n: [end - start for start, end in zip(before.times[n], after.times[n], strict=True)] for n in self._ways
+        }
         return RadioReport(
-            used=[(up - up0, down - down0) for (up0, down0), (up, down) in zip(before, after, strict=True)],
-            carried={n: (moved_end[n][0] - moved[n][0], moved_end[n][1] - moved[n][1]) for n in self._proxies},
+            used=[(up - up0, down - down0) for (up0, down0), (up, down) in zip(before.used, after.used, strict=True)],
+            carried={n: (up - before.moved[n][0], down - before.moved[n][1]) for n, (up, down) in after.moved.items()},
             air_s={n: (up, down) for n, (up, down, _, _) in spent.items()},
             band_s={n: (up, down) for n, (_, _, up, down) in spent.items()},
-            senders={number: UeReport.of(tally) for number, tally in tallies.items()},
+            senders={n: UeReport.of(tallies[n]) for n in sending},
+            switches={n: tallies[n].switches for n in self._ways},
         )
 
-    def _counted(self) -> tuple[list[tuple[float, float]], dict[int, tuple[int, int]], dict[int, tuple[float, ...]]]:
-        """Bandwidth in use by cell; bytes, and times on the air, by decoding UE."""
-        used = [(radio.counters[True].used, radio.counters[False].used) for radio in self._radios]
-        moved = {number: proxy.moved_bytes() for number, proxy in self._proxies.items()}
-        return used, moved, {n: way.times(self._config.radio.slot_s) for n, way in self._ways.items()}
+    async def _seen(self, times_s: Sequence[float]) -> list[_Counts]:
+        """What has been counted at each of these times."""
+        found = list[_Counts]()
+        for until_s in times_s:
+            await self._clock.sleep(until_s - self._clock.time())
+            used = [(radio.counters[True].used, radio.counters[False].used) for radio in self._radios]
+            moved = {number: proxy.moved_bytes() for number, proxy in self._proxies.items()}
+            times = {n: way.times(self._config.radio.slot_s) for n, way in self._ways.items()}
+            found.append(_Counts(used, moved, times))
+        return found
 
     async def _send(self, number: int, ue: SendingUe, tally: UeTally) -> None:
         """Life of a UE that sends bytes."""
@@ -216,3 +257,15 @@ class _Radio:
             ue.counted(tally)
         way = Counted(ue.ports[True], tally, True, self._clock)
         await send_bytes(self._members[number], way, self._clock, dice_of(self._config.seed, number))
+
+    async def _control(self, tallies: Sequence[UeTally], path: Path) -> None:
+        """Decide for the radio of the cell and, over its socket, for the BS."""
+        assert self._air is not None, "decisions are for one cell"
+        estimates = CellEstimates()
+        ports = {n: {True: way.up, False: way.down} for n, way in self._ways.items()} | self._ports
+        radio = RelayedCell(self._radios[0], self._air, [ports[n] for n in sorted(ports)])
+        with contextlib.closing(await ControlledStation.connect(path, estimates.tell)) as bs:
+            controller = JointController(
+                self._config, self._members, radio, estimates, bs.decide, bs.metrics, self._clock
+            )
+            await together([bs.run(), controller.run(tallies)])

@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
-from testbed.channel.link import ZmqLink, new_identity
+from testbed.channel.link import ZmqLink
 from testbed.channel.proxy import precise_loop
 from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.drafts import Agreement, RealDrafter
+from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.real_processes import UeReport, tally_of
 from testbed.experiments.cell.recorded import RecordedWork, real_replay, recording_of
 from testbed.experiments.cell.several.moving import MovingClient
@@ -30,6 +31,7 @@ from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.profile import load_profile
 from testbed.files import whole_file
 from testbed.process.interrupts import as_child
+from testbed.protocols import protocol
 from testbed.synthetic import VOCAB, next_token
 from testbed.tasks import beside, cancel
 from testbed.ue.channel_state import ChannelState
@@ -37,6 +39,7 @@ from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.registry import window_policy
+from testbed.ue.windows.uploads import Uploads
 
 TIMEOUT_S = 60.0
 
@@ -124,7 +127,7 @@ async def _decode(order: CellUeOrder, together: Connection | None, moves: Connec
 
     await client.connect(ue.drafter.fingerprint, VOCAB)
     ue = replace(ue, state=await _state(order, client, tally))
-    begin_s = order.start_s + dice.uniform(0, min(1.0, config.warmup_s))
+    begin_s = order.start_s + group.begin_s + dice.uniform(0, min(1.0, config.warmup_s))
     await clock.sleep(max(0.0, begin_s - clock.time()))
     words = random.Random(f"prompts {config.seed} {order.number}")  # its own, so that lengths are those of virtual time
     living = decode_responses(
@@ -147,7 +150,7 @@ async def _client(
 ) -> tuple[Client, list[Coroutine[Any, Any, None]]]:
     """The UE's connection, and what moves it between cells."""
     if moves is None or not isinstance(tally, RoamingTally):
-        return Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S), []
+        return Client(ZmqLink(order.address, ue_name(order.number)), clock, 0, TIMEOUT_S), []
     client = MovingClient(order.address, order.stations, moves, tally, clock, TIMEOUT_S)
     await client.begin()
     return client, [client.follow()]
@@ -164,6 +167,7 @@ def _ue(order: CellUeOrder, client: Client, work: RecordedWork | None, tally: Ue
         window_policy(group.window_rule, group.window) if group.method.drafts else None,
         ProfilePace(profile, client.clock, computed=tally.computed), speed_tps=group.class_tps, protocol=group.protocol,
         lookahead=group.lookahead,
+        uploads=Uploads(protocol(group.protocol), hinted=True) if group.protocol_hints else None,
         streams=streams_of(group),
     )  # fmt: skip
 

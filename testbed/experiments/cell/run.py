@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from testbed.bs.control.hints import DecidedHints
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.control.controller import JointController
-from testbed.experiments.cell.control.estimates import JointHints
+from testbed.experiments.cell.control.estimates import CellEstimates
 from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear, Site, grouped
 from testbed.experiments.cell.parts.decoding import DecodingUes
@@ -65,7 +66,8 @@ class _Cell:
         config = self._config = config if plan is None else plan.applied(config)
         self._deployment = VirtualDeployment()
         self._decoding = DecodingUes(config, self._deployment.clock)
-        self._hints = JointHints()
+        self._estimates = CellEstimates()
+        self._hints = DecidedHints(self._estimates.tell)
         self._bs = base_station(
             self._deployment, config, config.bs, self._hints if config.control.decides else None, self._hints.worths,
             None if plan is None else plan.scheduler(config),
@@ -90,8 +92,9 @@ class _Cell:
 
     def _controller(self) -> JointController:
         return JointController(
-            self._config, self._members, self._radio, self._hints, self._bs.metrics, self._deployment.clock
-        )
+            self._config, self._members, self._radio, self._estimates, self._hints.apply, self._bs.metrics,
+            self._deployment.clock,
+        )  # fmt: skip
 
     def _ways(self, number: int, tally: UeTally) -> tuple[Counted, Counted]:
         up, down = (Counted(self._radio.ports[number][up], tally, up, self._deployment.clock) for up in (True, False))

@@ -24,7 +24,7 @@ def dice_of(seed: int, number: int) -> random.Random:
 
 async def send_bytes(group: UeGroup, way: OneWay, clock: Clock, dice: random.Random) -> None:
     """Send messages without content, at a constant rate, for ever."""
-    next_s = clock.time() + dice.uniform(0, group.every_s)
+    next_s = clock.time() + group.begin_s + dice.uniform(0, group.every_s)
     while True:
         await clock.sleep(max(0.0, next_s - clock.time()))
         way.carry(group.message_bytes, lambda: None)

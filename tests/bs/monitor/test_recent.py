@@ -152,6 +152,20 @@ def test_a_row_by_hand() -> None:
     recent.ended(other)
 
 
+def test_rows_show_what_a_controller_decided() -> None:
+    """The protocol hinted last, and the radio's weight at the time of the look."""
+    table = SessionTable()
+    weights = {b"ue": 0.5}
+    recent = Recent(table, weight=lambda session: weights.get(session.key[0]))
+    session = opened(table, 0)
+    (row,) = recent.look(0, 0, 1.0).rows
+    assert (row.hint_protocol, row.weight) == ("", 0.5)
+    recent.round(session, one(), msgspec.structs.replace(told(), protocol="fh"))
+    weights[b"ue"] = 2.5
+    (row,) = recent.look(0, 0, 2.0).rows
+    assert (row.hint_protocol, row.weight) == ("fh", 2.5)
+
+
 def test_a_look_shows_what_came_since_the_last_one_and_no_more_than_a_ring() -> None:
     table = SessionTable()
     recent, session = Recent(table), opened(table, 0)

@@ -16,6 +16,7 @@ from testbed.experiments.cell.control.modes import round_mode
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.protocols import PROTOCOLS
+from testbed.ue.windows.hinted import Hinted
 
 JOINT = CellControl(windows="joint", weights="joint")
 HIDDEN = Sizes(hidden_size=2048, id_bits=17)
@@ -85,6 +86,26 @@ def test_a_promise_gets_the_bandwidth_that_it_needs_from_ues_that_ignore_hints()
     assert equal["bound"]["violations"] > 0.5
     assert joint["bound"]["judged"] >= 4 and joint["bound"]["violations"] == 0
     assert joint["greedy"]["goodput_tps"] > 0
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_ues_that_ignore_hinted_windows_break_no_promise(asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside UEs that follow hints, six draft 16 tokens whatever is decided: they ask for no hints, or they ask and
+    take only 0, with which the base station decodes alone. Equal shares break the promise.
+    """
+
+    def take(rule: Hinted, window: int) -> None:
+        rule._window = rule.limit if window and rule.limit == 16 else min(window, rule.limit)
+
+    monkeypatch.setattr(Hinted, "hinted", take)
+    bound = group("bound", count=2, class_tps=22.0, alpha=0.8, window=4, window_rule="hinted")
+    deaf = group("deaf", count=6, window=16, alpha=0.6, window_rule="hinted" if asks else "fixed")
+    fixed = [msgspec.structs.replace(one, window_rule="fixed") for one in (bound, deaf)]
+    equal = rows(cell(*fixed, control=CellControl(), seconds=12.0))
+    joint = rows(cell(bound, deaf, seconds=12.0))
+    assert equal["bound"]["violations"] > 0.5
+    assert joint["bound"]["judged"] >= 4 and joint["bound"]["violations"] == 0
+    assert joint["deaf"]["goodput_tps"] > 0 and (asks or joint["deaf"]["window"] > 14)
 
 
 def test_the_same_configuration_gives_the_same_result() -> None:

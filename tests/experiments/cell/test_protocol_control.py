@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testbed.bs.control.hints import DecidedHints
+from testbed.bs.control.messages import Decided, Decisions
 from testbed.bs.engines.base import VerifyResult
 from testbed.bs.pending import Round
 from testbed.bs.sessions import Session
 from testbed.channel.radio.config import ConstantSource, RadioConfig
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, CellControl, UeGroup
-from testbed.experiments.cell.control.estimates import JointHints
+from testbed.experiments.cell.control.estimates import CellEstimates
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.protocols import protocol
@@ -84,7 +86,11 @@ def test_ues_that_ignore_hints_keep_their_protocol_beside_others() -> None:
 
 @pytest.mark.parametrize("kind", ["fh", "sh"])
 def test_what_sh_would_ask_for_is_learnt_from_rounds_of_both(kind: str) -> None:
-    hints, session = JointHints(), Session((b"ue", 1), "s", np.zeros(9, np.int32), 5, protocol("sh"), 0.0, 4)
+    estimates = CellEstimates()
+    hints, session = (
+        DecidedHints(estimates.tell),
+        Session((b"ue", 1), "s", np.zeros(9, np.int32), 5, protocol("sh"), 0.0, 4),
+    )
     session.protocol_hints = True
     hidden = np.zeros((4, 4), np.float16) if kind == "fh" else None
     for number in range(200):
@@ -93,9 +99,9 @@ def test_what_sh_would_ask_for_is_learnt_from_rounds_of_both(kind: str) -> None:
         argmax = np.array([1, 1 + number % 2, 1, 2, 1], np.int32)  # 1 or 2 candidates of 4
         round_.result = VerifyResult(argmax, np.zeros(5, np.float32), np.zeros(4, np.float32))
         assert hints.hint(session, round_, 1, 0.0) == (-1, "")
-    (ue,) = hints.ues.values()
+    (ue,) = estimates.ues.values()
     assert ue.asked.value == pytest.approx(1.5 / 4, rel=0.05)
-    ue.mode = "fh"
+    hints.apply(Decisions({b"ue": Decided(protocol="fh")}))
     assert hints.hint(session, round_, 1, 0.0).protocol == "fh"
     session.protocol_hints = False
     assert hints.hint(session, round_, 1, 0.0).protocol == ""

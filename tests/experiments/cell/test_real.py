@@ -16,9 +16,12 @@ import msgspec
 import pytest
 
 from testbed.channel.radio.config import RadioConfig, TraceSource
+from testbed.channel.radio.mac import RadioCell
+from testbed.channel.radio.model import RadioUe
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell import real, real_processes
 from testbed.experiments.cell.config import CellBs, CellConfig, CellControl, UeGroup, UePower
+from testbed.experiments.cell.parts.relayed import RelayedPorts
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.real_processes import run_radio
 from testbed.experiments.cell.rows import document
@@ -163,7 +166,7 @@ def test_too_many_processes_are_refused() -> None:
 @pytest.mark.parametrize(
     "group",
     [UeGroup(name="a", protocol="split"), UeGroup(name="a", protocol="fh", judge_keeps=0.1),
-     UeGroup(name="a", window_rule="hinted")],
+     UeGroup(name="a", window_rule="hinted-predicted")],
 )  # fmt: skip
 def test_what_only_virtual_time_has_is_refused(group: UeGroup) -> None:
     with pytest.raises(BadInput, match=r"group a: .*--real"):
@@ -175,10 +178,45 @@ def test_deadlines_are_for_virtual_time() -> None:
         run_cell_really(msgspec.structs.replace(CELL, radio=RadioConfig(scheduler="edf")))
 
 
-def test_decisions_are_for_virtual_time() -> None:
-    decided = {"radio": RadioConfig(scheduler="joint"), "control": CellControl(weights="joint")}
-    with pytest.raises(BadInput, match="control decides in virtual time alone"):
-        run_cell_really(msgspec.structs.replace(CELL, **decided))
+POOR = UeGroup(name="poor", count=2, alpha=0.05, window=6, window_rule="hinted", profile="edge-sd", response=(20, 40))
+EITHER = UeGroup(name="either", count=2, protocol="sh", protocol_hints=True, window=4, response=(20, 40))
+DECIDED = msgspec.structs.replace(
+    CELL, seconds=8.0, warmup_s=3.0, ues=(POOR, EITHER), bs=CellBs(),
+    radio=RadioConfig(bandwidth_hz=2e7, scheduler="joint", wired_ms=50.0),
+    control=CellControl(windows="joint", weights="joint", protocol="joint"),
+)  # fmt: skip
+
+
+def test_decisions_reach_processes_as_in_virtual_time() -> None:
+    """Drafts that are nearly never accepted are given up, and hidden states go along where a further trip takes
+    100 ms.
+    """
+    found = [
+        {row["group"]: row for row in document(DECIDED, run)["rows"]}
+        for run in (run_cell_really(DECIDED), run_cell(DECIDED))
+    ]
+    for rows in found:
+        assert rows["poor"]["window"] < 0.5 and rows["poor"]["goodput_tps"] > 0
+        assert rows["either"]["fh_share"] > 0.7 and rows["either"]["window"] > 2
+        assert 0 <= rows["either"]["switches_per_s"] < 2
+
+
+def test_the_own_hints_of_the_base_station_reach_processes() -> None:
+    hinted = msgspec.structs.replace(DECIDED, ues=(POOR,), control=CellControl(), radio=CELL.radio)
+    (row,) = document(hinted, run_cell_really(hinted))["rows"]
+    assert row["window"] < 1.0 and row["goodput_tps"] > 0 and row["switches_per_s"] == 0
+
+
+def test_weights_hold_for_all_connections_of_a_ue() -> None:
+    """For those that come later, too; slots and shares are sums over them."""
+    cell = RadioCell(RadioConfig(scheduler="joint"), RadioConfig().air([RadioUe(0)], 1.0, 0), 0)
+    up = RelayedPorts(cell, 0, True, 2.0)
+    first = up.make()
+    up.weight = 5.0
+    second = up.make()
+    assert (up.weight, first.weight, second.weight) == (5.0, 5.0, 5.0)
+    first.slots, second.slots, second.used = 3, 4, 0.5
+    assert (up.slots, up.used) == (7, 0.5)
 
 
 def test_what_processes_could_not_read_is_refused_before_they_start() -> None:

@@ -20,6 +20,12 @@ function channel(csi) {
   return `↑${few(up)} ↓${few(down)} Mbit/s · ${few(rtt_ms)} ms${per}`;
 }
 
+/** Protocol of the last window, θ, and the protocol hinted for the next one. */
+function protocol(row) {
+  const hint = row.hint_protocol ? ` (hint ${row.hint_protocol})` : "";
+  return row.protocol + (row.threshold > 0 ? ` θ ${few(row.threshold)}` : "") + hint;
+}
+
 /** What came before it was due: tokens verified and dropped, and the time that this hid. */
 function ahead(row) {
   return row.ahead ? `${row.used} of ${row.ahead} used, ${row.void} void · ${row.overlap_s.toFixed(1)} s hidden` : "–";
@@ -37,9 +43,9 @@ function speedText(row, now_s) {
 /** Columns after the first: heading, text (or [text, class]) of a UE, whether it takes a whole line on a phone. */
 const CELLS = [
   ["State", (ue) => (ue.ended_s === null ? STATES[ue.row.state] : "ended")],
-  ["Protocol", ({ row }) => row.protocol + (row.threshold > 0 ? ` θ ${few(row.threshold)}` : "")],
+  ["Protocol", ({ row }) => protocol(row)],
   ["Window", ({ row }) => `${row.window || "–"}${row.hint >= 0 ? ` (hint ${row.hint})` : ""}`],
-  ["Channel", ({ row }) => channel(row.csi), true],
+  ["Channel", ({ row }) => channel(row.csi) + (row.weight === null ? "" : ` · weight ${few(row.weight)}`), true],
   ["AAL", ({ row }) => (row.rounds ? (row.tokens / row.rounds).toFixed(2) : "–")],
   ["Accepted", ({ row }) => share(row.accepted, row.drafted) + (row.judged ? ` (${row.judged} judged)` : "")],
   ["Ahead", ({ row }) => ahead(row), true],

@@ -8,24 +8,26 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from testbed.bs.control.messages import Decided, Decisions
 from testbed.bs.scheduling.averages import Mean
 from testbed.bs.scheduling.window_hints import MEASURED
 from testbed.channel.cost import Sizes
 from testbed.clock import Clock
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.control.estimates import JointHints, UeEstimates
+from testbed.experiments.cell.control.estimates import CellEstimates, UeEstimates
 from testbed.experiments.cell.control.modes import round_mode
-from testbed.experiments.cell.control.radio import RadioMeter
+from testbed.experiments.cell.control.radio import ControlledRadio, RadioMeter
 from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.tally import UeTally
-from testbed.experiments.deployment.links import VirtualRadio
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import load_profile
 from testbed.optim.loops.joint import Decision, decide
 from testbed.optim.loops.objectives import Prices, objective
 from testbed.optim.loops.state import LEAST_BPS, CellState, RoundMode, UeState
 from testbed.protocols import PROTOCOLS
+from testbed.protocols.messages import NO_HINT
 from testbed.ue.windows.registry import WINDOW_RULES
 
 MARGIN = 1.1
@@ -55,6 +57,8 @@ class JointController:
 
     Args:
         members: the group of each UE of the cell, by number.
+        estimates: of its UEs, up to date.
+        decided: has windows, protocols and worths carried out.
         metrics: counters of the base station.
     """
 
@@ -62,13 +66,14 @@ class JointController:
         self,
         config: CellConfig,
         members: Sequence[UeGroup],
-        radio: VirtualRadio,
-        hints: JointHints,
+        radio: ControlledRadio,
+        estimates: CellEstimates,
+        decided: Callable[[Decisions], object],
         metrics: Callable[[], dict[str, Any]],
         clock: Clock,
     ) -> None:
-        self._config, self._members, self._radio, self._hints = config, members, radio, hints
-        self._metrics, self._clock = metrics, clock
+        self._config, self._members, self._radio = config, members, radio
+        self._estimates, self._decided, self._metrics, self._clock = estimates, decided, metrics, clock
         self._numbers = [number for number, group in enumerate(members) if group.traffic == "tokens"]
         self._meter = RadioMeter(radio, self._numbers, oracle=config.control.csi == "oracle")
         self._passes = pass_coefficients(load_profile(config.bs.profile).verify)
@@ -82,7 +87,7 @@ class JointController:
     async def run(self, tallies: Sequence[UeTally]) -> None:
         """Decide until cancelled; changes of windows are counted in the tallies of the UEs."""
         changed = asyncio.Event()
-        self._tallies, self._hints.changed = tallies, changed.set
+        self._tallies, self._estimates.changed = tallies, changed.set
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), self._config.control.every_ms / 1e3)
@@ -92,7 +97,7 @@ class JointController:
     def _step(self) -> None:
         """Estimate, decide, and carry out."""
         self._measure()
-        known = ((number, self._hints.ues.get(ue_name(number))) for number in self._numbers)
+        known = ((number, self._estimates.ues.get(ue_name(number))) for number in self._numbers)
         active = [(number, ue) for number, ue in known if ue is not None and ue.sessions and ue.mean_window.value]
         if active:
             self._carry_out(active, self._decision(active))
@@ -107,7 +112,7 @@ class JointController:
         metrics, before = self._metrics(), self._before
         now = self._before = _Counts(self._clock.time(), metrics["passes"], metrics["busy_s"])
         passed_s, passes = now.time_s - before.time_s, now.passes - before.passes
-        known = {number: self._hints.ues.get(ue_name(number)) for number in self._numbers}
+        known = {number: self._estimates.ues.get(ue_name(number)) for number in self._numbers}
         silent = {number for number, ue in known.items() if ue is not None and ue.window == 0}
         self._meter.update(now.time_s, passed_s, silent)
         if passes > 0:
@@ -191,9 +196,12 @@ class JointController:
         )  # fmt: skip
 
     def _carry_out(self, active: Sequence[tuple[int, UeEstimates]], decision: Decision) -> None:
-        columns = (part.tolist() for part in (decision.windows, decision.modes, decision.weights))
-        for (number, ue), window, mode, weight in zip(active, *columns, strict=True):
-            if self._config.control.weights == "joint":
+        control, found = self._config.control, dict[bytes, Decided]()
+        columns = (
+            part.tolist() for part in (decision.windows, decision.modes, decision.weights, self._worths(decision))
+        )
+        for (number, ue), window, mode, weight, worth in zip(active, *columns, strict=True):
+            if control.weights == "joint":
                 self._radio.ports[number][True].weight = weight
             group, before = self._members[number], (ue.window, ue.mode)
             kinds = self._kinds(group)
@@ -201,8 +209,13 @@ class JointController:
             ue.mode = kinds[mode] if len(kinds) > 1 else ""
             if any(old not in (None, "", new) for old, new in zip(before, (ue.window, ue.mode), strict=True)):
                 self._tallies[number].switched()
-        if self._config.control.order == "joint":
-            worths = np.maximum(decision.worths, LEAST_WORTH)
-            names = (ue_name(number) for number, _ in active)
-            self._hints.worths.clear()  # whoever has had no round yet counts as the mean
-            self._hints.worths.update(zip(names, (worths / worths.mean()).tolist(), strict=True))
+            hinted, shown = NO_HINT if ue.window is None else ue.window, weight if control.weights == "joint" else None
+            found[ue_name(number)] = Decided(hinted, ue.mode, worth, shown)
+        self._decided(Decisions(found))
+
+    def _worths(self, decision: Decision) -> NDArray[np.float64]:
+        """Worth of a token of each UE for the order of batches, relative to their mean; 1 where that is not decided."""
+        if self._config.control.order != "joint":
+            return np.ones(len(decision.worths))
+        worths: NDArray[np.float64] = np.maximum(decision.worths, LEAST_WORTH)
+        return worths / float(worths.mean())

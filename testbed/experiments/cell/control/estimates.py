@@ -1,19 +1,13 @@
-"""What the base station of a cell estimates of its UEs from their rounds, and the windows and protocols decided for
-them.
-"""
+"""What the controller of a cell estimates of the UEs from their rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from testbed.bs.pending import Round
-from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead
-from testbed.bs.scheduling.hints import Hint
-from testbed.bs.sessions import Session
-from testbed.protocols.messages import NO_HINT
+from testbed.bs.control.messages import Event, RoundSeen
+from testbed.bs.scheduling.averages import Mean
 from testbed.ue.windows.base import MAX_WINDOW
 
 ROUNDS = 32.0
@@ -48,24 +42,24 @@ class UeEstimates:
         """Rounds with a measured drafting time."""
         self._tried, self._accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
 
-    def learn(self, session: Session, round_: Round, accepted: int) -> None:
+    def learn(self, seen: RoundSeen) -> None:
         """Learn from a committed round."""
-        drafted, first = len(round_.window.ids), session.key[1] not in self.sessions
-        self.sessions.add(session.key[1])
-        self.rounds, self.cached = self.rounds + 1, round_.cached
+        drafted, first = seen.drafted, seen.session not in self.sessions
+        self.sessions.add(seen.session)
+        self.rounds, self.cached = self.rounds + 1, seen.cached
         if not drafted:
             return
         self.mean_window.add(drafted)
         if not first:  # the first one's time counts from the request
-            self.draft_s.add(round_.draft_s / drafted)
+            self.draft_s.add(seen.draft_s / drafted)
             self.measured += 1
-        if session.protocol is not None and session.protocol.judged:
-            self.asked.add(len(round_.candidates()) / drafted)
-        tried = min(accepted + 1, drafted, MAX_WINDOW)
+        if seen.candidates is not None:
+            self.asked.add(seen.candidates / drafted)
+        tried = min(seen.accepted + 1, drafted, MAX_WINDOW)
         self._tried *= FORGET
         self._accepted *= FORGET
         self._tried[:tried] += 1
-        self._accepted[: min(accepted, tried)] += 1
+        self._accepted[: min(seen.accepted, tried)] += 1
 
     @property
     def present(self) -> int:
@@ -79,41 +73,26 @@ class UeEstimates:
         return tuple(own.tolist())
 
 
-class JointHints:
-    """Implements `WindowHints`: the windows and protocols that a controller decided, for UEs that ask for hints.
+class CellEstimates:
+    """Estimates of the UEs of a cell, from what its base station tells.
 
     Attributes:
         changed: called when a response begins or ends.
         ues: estimates by identity.
-        worths: worth of a token of each UE for the order of the batch, by identity.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.ues: dict[bytes, UeEstimates] = {}
-        self.worths: dict[bytes, float] = {}
 
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
-        """See `WindowHints.hint`."""
-        ue = self.ues.setdefault(session.key[0], UeEstimates())
-        begins = session.key[1] not in ue.sessions
-        ue.learn(session, round_, accepted)
-        if begins:
+    def tell(self, event: Event) -> None:
+        """Learn from a committed round, or from the end of a session."""
+        if isinstance(event, RoundSeen):
+            ue = self.ues.setdefault(event.ue, UeEstimates())
+            begins = event.session not in ue.sessions
+            ue.learn(event)
+            if begins:
+                self.changed()
+        elif (known := self.ues.get(event.ue)) is not None and event.session in known.sessions:
+            known.sessions.remove(event.session)
             self.changed()
-        window = NO_HINT if not session.hinted or ue.window is None else min(ue.window, session.hinted)
-        return Hint(window, ue.mode if session.protocol_hints else "")
-
-    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
-        """See `WindowHints.learn`: everything is learnt at once."""
-        return False
-
-    def ended(self, session: Session) -> None:
-        """See `WindowHints.ended`."""
-        ue = self.ues.get(session.key[0])
-        if ue is not None and session.key[1] in ue.sessions:
-            ue.sessions.remove(session.key[1])
-            self.changed()
-
-    def snapshot(self) -> dict[str, Any]:
-        """See `WindowHints.snapshot`."""
-        return {}

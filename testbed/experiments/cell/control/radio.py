@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from testbed.bs.scheduling.averages import Mean
-from testbed.experiments.deployment.links import VirtualRadio
+from testbed.channel.radio.air import Air
+from testbed.channel.radio.mac import RadioCell
 
 ACTIVITY_S, RATE_S = 1.0, 0.2
 """Memory of both means."""
+
+
+class WeightedPort(Protocol):
+    """One direction of a UE: see `RadioPort`."""
+
+    weight: float
+
+    @property
+    def slots(self) -> int:
+        """See `RadioPort`."""
+
+    @property
+    def used(self) -> float:
+        """See `RadioPort`."""
+
+
+class ControlledRadio(Protocol):
+    """The radio of a cell: that of virtual time, or the one behind relays."""
+
+    @property
+    def cell(self) -> RadioCell:
+        """The cell."""
+
+    @property
+    def air(self) -> Air:
+        """Its channels."""
+
+    @property
+    def ports(self) -> Sequence[Mapping[bool, WeightedPort]]:
+        """Ports of each UE by direction; True: uplink."""
 
 
 class RadioMeter:
@@ -19,7 +51,7 @@ class RadioMeter:
         oracle: take rates from the channel itself, not from the reports that link adaptation has.
     """
 
-    def __init__(self, radio: VirtualRadio, ues: Sequence[int], oracle: bool = False) -> None:
+    def __init__(self, radio: ControlledRadio, ues: Sequence[int], oracle: bool = False) -> None:
         self._radio, self._oracle = radio, oracle
         self._rates = {ue: Mean(RATE_S) for ue in ues}
         self._activity = {ue: Mean(ACTIVITY_S, 0.5) for ue in ues}

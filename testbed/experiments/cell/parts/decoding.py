@@ -82,7 +82,7 @@ class DecodingUes:
         recording = self._recordings[group.name]
         work = None if recording is None else RecordedWork(recording, group.method.drafts)
         ue = self._ue(group, number, client, work, tally)
-        await clock.sleep(dice.uniform(0, min(1.0, config.warmup_s)))
+        await clock.sleep(group.begin_s + dice.uniform(0, min(1.0, config.warmup_s)))
         await client.connect("", VOCAB)
         ue = replace(ue, state=await known(client))
         try:

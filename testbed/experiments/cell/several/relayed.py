@@ -1,4 +1,4 @@
-"""UEs in the process of the radio: ports of their connections, and how they go from one cell to the next."""
+"""UEs in the process of the radio: how they go from one cell to the next."""
 
 from __future__ import annotations
 
@@ -6,47 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from testbed.channel.link_model import Carrier
 from testbed.channel.proxy import Proxy
 from testbed.channel.radio.mac import RadioCell
-from testbed.channel.radio.ports import RadioPort
+from testbed.experiments.cell.parts.relayed import RelayedWays
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.several.ue import RoamingPorts
 from testbed.experiments.cell.stations import Migration
-
-
-class Ways:
-    """Ports of one UE's connections, in the cell in which it is."""
-
-    def __init__(self, number: int, weight: float, cell: RadioCell | None = None) -> None:
-        self._cell, self._number, self._weight = cell, number, weight
-        self._made: list[tuple[RadioPort, RadioPort]] = []
-        self._first_here = 0
-        """The first of them in this cell."""
-
-    def enter(self, cell: RadioCell) -> None:
-        """Make the ports of further connections in this cell."""
-        self._cell, self._first_here = cell, len(self._made)
-
-    def leave(self) -> None:
-        """Leave the cell: what has not arrived is lost."""
-        if self._cell is not None:
-            for port in (port for ports in self._made[self._first_here :] for port in ports):
-                self._cell.detach(port)
-        self._cell = None
-
-    def make(self, connection: int) -> tuple[Carrier, Carrier]:
-        """Ports of a connection (a `MakePath`)."""
-        assert self._cell is not None, "a UE in no cell connects to nothing"
-        up, down = (self._cell.port(self._number, way, self._weight) for way in (True, False))
-        self._made.append((up, down))
-        return up, down
-
-    def times(self, slot_s: float) -> tuple[float, float, float, float]:
-        """Time of the slots in which it has sent and received, and the same times its shares of the bandwidth."""
-        up, down = ([ports[way] for ports in self._made] for way in (0, 1))
-        sent, received = (sum(port.slots for port in ports) * slot_s for ports in (up, down))
-        return sent, received, sum(port.used for port in up) * slot_s, sum(port.used for port in down) * slot_s
 
 
 class ProcessRoamer:
@@ -80,7 +45,7 @@ class RelayedUe(ProcessRoamer):
     def __init__(
         self,
         radios: Sequence[RadioCell],
-        ways: Ways,
+        ways: RelayedWays,
         proxy: Proxy,
         targets: Sequence[tuple[str, int]],
         line: Connection,

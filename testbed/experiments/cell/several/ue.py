@@ -25,6 +25,17 @@ class RoamingPort:
         self._slots, self._used = 0, 0.0
 
     @property
+    def weight(self) -> float:
+        """See `RadioPort`."""
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self._weight = weight
+        if self._port is not None:
+            self._port.weight = weight
+
+    @property
     def slots(self) -> int:
         """Slots in which it has sent, in all cells."""
         return self._slots + (0 if self._port is None else self._port.slots)

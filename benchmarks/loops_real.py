@@ -1,0 +1,101 @@
+"""What deciding radio weights, windows and protocols together gains over the best static setting: real processes, and
+the same in virtual time.
+
+    python benchmarks/loops_real.py [--seeds 3] [--seconds 30] [--bandwidth-hz 2e6] [--csv FILE]
+
+Eight UEs of `loops_gain.py`'s UMi cell, in a part of its bandwidth; the judge keeps no token. Each UE of a real run is
+a process behind the relay. The static setting is the best of a grid in virtual time on other seeds: a window for all,
+or decoding by the base station alone, FH or SH, and the radio's scheduler. Seeds are paired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loops_gain import JOINT, MOST, SCHEDULERS, WINDOWS, cell, measured, static, tuned
+from msgspec.structs import replace
+
+from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.parts.counting import CellRun
+from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.run import run_cell
+from testbed.experiments.results.csv_file import write_csv
+from testbed.intervals import paired_interval
+
+UES = 8
+FIGURES = ("kept_tps", "goodput_tps")
+TIMES: dict[str, Callable[[CellConfig], CellRun]] = {"virtual": run_cell, "real": run_cell_really}
+
+
+def main() -> None:
+    """Compare over seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each run")
+    parser.add_argument("--bandwidth-hz", type=float, default=2e6)
+    parser.add_argument("--csv", type=Path, help="file of rows, written after each seed")
+    asked = parser.parse_args()
+    ways = configurations(eight(asked.seconds, asked.bandwidth_hz))
+    for way, config in ways.items():
+        print(way, setting(config), flush=True)
+    rows: list[dict[str, Any]] = []
+    for seed in range(asked.seeds):
+        rows += [row(time, way, config, seed) for time in TIMES for way, config in ways.items()]
+        if asked.csv is not None:
+            write_csv(asked.csv, rows)
+    for time, figure in itertools.product(TIMES, FIGURES):
+        show(time, figure, [one for one in rows if one["time"] == time])
+
+
+def eight(seconds: float, bandwidth_hz: float) -> CellConfig:
+    """The cell, with fixed windows and equal shares."""
+    base = cell("umi", UES, seconds)
+    groups = tuple(replace(group, judge_keeps=0.0) for group in base.ues)
+    return replace(base, ues=groups, radio=replace(base.radio, bandwidth_hz=bandwidth_hz))
+
+
+def configurations(base: CellConfig) -> dict[str, CellConfig]:
+    """The best static setting on the tuning seeds, and joint control."""
+    grid = [
+        replace(one, ues=tuple(replace(group, protocol=protocol) for group in one.ues))
+        for protocol, window, order in itertools.product(("fh", "sh"), WINDOWS, SCHEDULERS)
+        for one in [static(base, window, order)]
+    ]
+    grid.append(static(base, 0, SCHEDULERS[0]))  # nothing but prompts goes up
+    free = tuple(replace(group, window=MOST, window_rule="hinted", protocol_hints=True) for group in base.ues)
+    radio, control = replace(base.radio, scheduler="joint"), replace(JOINT, protocol="joint")
+    return {"static": max(grid, key=tuned), "joint": replace(base, ues=free, radio=radio, control=control)}
+
+
+def setting(config: CellConfig) -> dict[str, Any]:
+    """Window, protocol and scheduler of a way."""
+    group = config.ues[0]
+    window = group.window if group.method.drafts else 0
+    return {"window": window, "protocol": group.protocol, "scheduler": config.radio.scheduler}
+
+
+def row(time: str, way: str, config: CellConfig, seed: int) -> dict[str, Any]:
+    """Row of one run."""
+    found = measured(replace(config, seed=seed), TIMES[time])
+    return {"time": time, "way": way, "seed": seed, **setting(config), **found}
+
+
+def show(time: str, figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print both means of a figure, and their difference relative to that of the static setting."""
+    static_tps, joint_tps = ([one[figure] for one in rows if one["way"] == way] for way in ("static", "joint"))
+    mean = statistics.fmean(static_tps)
+    line = f"{time:8s} {figure:12s} static {mean:7.1f}, joint {statistics.fmean(joint_tps):7.1f} tokens/s"
+    if mean > 0 and len(static_tps) > 1:
+        gain = paired_interval(joint_tps, static_tps)
+        low, value, high = (100 * part / mean for part in (gain.low, gain.value, gain.high))
+        line += f", {value:+.1f} % [{low:+.1f}, {high:+.1f}], n = {len(static_tps)}"
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Hints that a controller of the cell decides, in the same process or in another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from testbed.bs.control.messages import Decided, Decisions, Event, RoundSeen, SessionEnded
+from testbed.bs.pending import Round
+from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
+from testbed.bs.scheduling.hints import Hint
+from testbed.bs.sessions import Session
+from testbed.protocols.messages import NO_HINT
+
+NOTHING = Decided()
+
+
+class DecidedHints:
+    """Implements `WindowHints`: the windows and protocols that a controller decided, for UEs that ask for hints.
+
+    Attributes:
+        worths: worth of a token of each UE for the order of the batch, by identity.
+
+    Args:
+        tell: informs the controller.
+    """
+
+    def __init__(self, tell: Callable[[Event], object]) -> None:
+        self._tell = tell
+        self._decided: dict[bytes, Decided] = {}
+        self.worths: dict[bytes, float] = {}
+
+    def apply(self, decisions: Decisions) -> None:
+        """Hint what was decided from now on."""
+        self._decided.update(decisions.ues)
+        self.worths.clear()  # whoever has had no round yet counts as the mean
+        self.worths.update((name, one.worth) for name, one in decisions.ues.items())
+
+    def forget(self) -> None:
+        """Hint nothing until the next decision."""
+        self._decided.clear()
+        self.worths.clear()
+
+    def weight(self, session: Session) -> float | None:
+        """The radio's weight of a session's UE; None: none was decided."""
+        return self._of(session).weight
+
+    def _of(self, session: Session) -> Decided:
+        return self._decided.get(session.key[0], NOTHING)
+
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
+        """See `WindowHints.hint`."""
+        drafted = len(round_.window.ids)
+        judged = drafted > 0 and session.protocol is not None and session.protocol.judged
+        candidates = len(round_.candidates()) if judged else None
+        self._tell(RoundSeen(*session.key, drafted, accepted, round_.cached, round_.draft_s, candidates))
+        decided = self._of(session)
+        return Hint(_window(session, decided.window), decided.protocol if session.protocol_hints else "")
+
+    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
+        """See `WindowHints.learn`: the controller learns."""
+        return False
+
+    def ended(self, session: Session) -> None:
+        """See `WindowHints.ended`."""
+        self._tell(SessionEnded(*session.key))
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `WindowHints.snapshot`."""
+        return {}
+
+
+def _window(session: Session, decided: int) -> int:
+    """The window that a session is told: not more than it asked for, and 1 or more where its UE draws tokens itself."""
+    if not session.hinted or decided == NO_HINT:
+        return NO_HINT
+    draws = session.protocol is not None and session.protocol.replaces
+    return min(max(decided, int(draws)), session.hinted)
