@@ -210,7 +210,7 @@ def test_the_own_hints_of_the_base_station_reach_processes() -> None:
 def test_weights_hold_for_all_connections_of_a_ue() -> None:
     """For those that come later, too; slots and shares are sums over them."""
     cell = RadioCell(RadioConfig(scheduler="joint"), RadioConfig().air([RadioUe(0)], 1.0, 0), 0)
-    up = RelayedPorts(cell, 0, True, 2.0)
+    up = RelayedPorts(0, True, 2.0, cell)
     first = up.make()
     up.weight = 5.0
     second = up.make()
