@@ -1,11 +1,12 @@
 """What deciding radio weights, windows and protocols together gains over the best static setting: real processes, and
 the same in virtual time.
 
-    python benchmarks/loops_real.py [--seeds 3] [--seconds 30] [--bandwidth-hz 2e6] [--csv FILE]
+    python benchmarks/loops_real.py [--seeds 3] [--seconds 30] [--bandwidth-hz 20e6] [--csv FILE]
 
-Eight UEs of `loops_gain.py`'s UMi cell, in a part of its bandwidth; the judge keeps no token. Each UE of a real run is
-a process behind the relay. The static setting is the best of a grid in virtual time on other seeds: a window for all,
-or decoding by the base station alone, FH or SH, and the radio's scheduler. Seeds are paired.
+Eight UEs in `loops_gain.py`'s UMi cell; the judge keeps no token. Four draft with edge-SD's profile and have a promise
+that the base station alone cannot keep, four with the profile of a Jetson. Each UE of a real run is a process behind
+the relay. The static setting is the best of a grid in virtual time on other seeds: a window for all, or decoding by the
+base station alone, FH or SH, and the radio's scheduler. Seeds are paired.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from testbed.experiments.results.csv_file import write_csv
 from testbed.intervals import paired_interval
 
 UES = 8
+PROMISE_TPS = 36.0
+"""More than the base station alone decodes for each of eight UEs, some 33 tokens/s."""
 FIGURES = ("kept_tps", "goodput_tps")
 TIMES: dict[str, Callable[[CellConfig], CellRun]] = {"virtual": run_cell, "real": run_cell_really}
 
@@ -37,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of each run")
-    parser.add_argument("--bandwidth-hz", type=float, default=2e6)
+    parser.add_argument("--bandwidth-hz", type=float, default=20e6)
     parser.add_argument("--csv", type=Path, help="file of rows, written after each seed")
     asked = parser.parse_args()
     ways = configurations(eight(asked.seconds, asked.bandwidth_hz))
@@ -55,8 +58,11 @@ def main() -> None:
 def eight(seconds: float, bandwidth_hz: float) -> CellConfig:
     """The cell, with fixed windows and equal shares."""
     base = cell("umi", UES, seconds)
-    groups = tuple(replace(group, judge_keeps=0.0) for group in base.ues)
-    return replace(base, ues=groups, radio=replace(base.radio, bandwidth_hz=bandwidth_hz))
+    fast, slow = (
+        replace(base.ues[0], name=profile, profile=profile, class_tps=promise, count=UES // 2, judge_keeps=0.0)
+        for profile, promise in (("edge-sd", PROMISE_TPS), ("wisv", None))
+    )
+    return replace(base, ues=(fast, slow), radio=replace(base.radio, bandwidth_hz=bandwidth_hz))
 
 
 def configurations(base: CellConfig) -> dict[str, CellConfig]:
