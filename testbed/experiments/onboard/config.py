@@ -25,7 +25,7 @@ class OnboardConfig(Config, frozen=True, kw_only=True):
     ]  # fmt: skip
     drafter: Annotated[
         str,
-        option("Drafter: GGUF file, or name of a fetched model.", metavar="FILE", completes="fetched models"),
+        option("Drafter: GGUF file, or name of a fetched model.", metavar="FILE", completes="fetched drafters"),
     ]
     engine: fields.Engine = "vllm"
     dtype: fields.Dtype = "float32"
