@@ -25,7 +25,7 @@ Timeout = Annotated[float, option("Longest wait for an answer.", above=0, unit="
 DrafterFile = Annotated[
     str | None,
     option(
-        "Drafter: GGUF file, or name such as smollm2, suffix or suffix+FILE.gguf. Default: the bundled one.",
+        "Drafter: GGUF file, or name such as smollm2-draft, suffix or suffix+FILE.gguf. Default: the bundled one.",
         metavar="FILE",
         kinds="drafters",
         panel="Models",

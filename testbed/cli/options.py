@@ -31,6 +31,7 @@ KINDS = {
     "drafters": "testbed.ue.load_drafter:DRAFTERS",
     "engines": "testbed.bs.engines.registry:ENGINES",
     "fetched models": "testbed.assets.model_names:RELEASES",
+    "fetched drafters": "testbed.assets.model_names:NAMES",
     "judges": "testbed.bs.judging.registry:JUDGES",
     "methods": "testbed.protocols.methods:methods",
     "protocols": "testbed.protocols:PROTOCOLS",

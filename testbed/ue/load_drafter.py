@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from testbed.assets.model_names import RELEASES, named
+from testbed.assets.model_names import NAMES, named
 from testbed.errors import BadInput
 from testbed.protocols.methods import run_method
 from testbed.protocols.vocabulary import FILE, token_ids, tokenizer_file
@@ -78,7 +78,7 @@ class DrafterKind(NamedTuple):
 
 def is_file(name: str) -> bool:
     """Whether a drafter is a GGUF file, given by path or by the name of a fetched model."""
-    return hybrid_parts(name) is None and (name.endswith(".gguf") or name in RELEASES or Path(name).is_file())
+    return hybrid_parts(name) is None and (name.endswith(".gguf") or name in NAMES or Path(name).is_file())
 
 
 def hybrid_parts(name: str) -> tuple[str, str] | None:
@@ -97,7 +97,7 @@ def drafter_kind(name: str) -> DrafterKind:
     if parts is None:
         return GGUF if is_file(name) else DRAFTERS.choose(name)
     if parts[1] != BUNDLED and not is_file(parts[1]):
-        raise BadInput(f"{name}: after the plus sign stands a GGUF file, or a name: {BUNDLED}, {', '.join(RELEASES)}")
+        raise BadInput(f"{name}: after the plus sign stands a GGUF file, or a name: {BUNDLED}, {', '.join(NAMES)}")
     return HYBRID
 
 
@@ -142,8 +142,8 @@ def drafter_and_tokenizer(
 ) -> tuple[str, Path | None]:
     """Drafter and tokenizer directory as given, else those of the bundled pair.
 
-    A fetched model has its own tokenizer, any other GGUF file none; a drafter without a model drafts for the bundled
-    tokenizer, and a hybrid for that of its model.
+    A model that is given by name has its tokenizer, any other GGUF file none; a drafter without a model drafts for the
+    bundled tokenizer, and a hybrid for that of its model.
 
     Raises:
         BadInput: no drafter, or an unknown name.
@@ -155,11 +155,10 @@ def drafter_and_tokenizer(
     if name is None:
         raise BadInput("which drafter? give --drafter FILE.gguf")
     drafter_kind(f"{index}+{name}" if index else name)
-    if tokenizer is None and given in RELEASES:
+    if tokenizer is None and given in NAMES:
         tokenizer = given
-    by_file = given is not None and is_file(given)
+    by_file, name = given is not None and is_file(given), named(name, "drafter")
     directory = Path(named(tokenizer, "tokenizer")) if tokenizer else None if by_file else bundled[1]
-    name = named(name, "drafter")
     return f"{index}+{name}" if index else name, directory
 
 

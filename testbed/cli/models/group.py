@@ -9,7 +9,7 @@ import typer
 
 from testbed.cli.models import distill, onboard
 from testbed.cli.options import AsJson, Force, completion, configured, refuse_to_overwrite
-from testbed.cli.output import note, print_json
+from testbed.cli.output import note, print_json, progress
 from testbed.cli.screens import CommandGroup
 from testbed.errors import TestbedError
 from testbed.models.random_model import RandomModel
@@ -42,27 +42,48 @@ def path(as_json: AsJson = False) -> None:
 @app.command()
 def fetch(
     name: Annotated[
-        str, typer.Argument(help="Model to fetch, such as smollm2.", autocompletion=completion("fetched models"))
+        str, typer.Argument(help="Model to fetch, such as smollm2.", autocompletion=completion("fetched drafters"))
     ],
     as_json: AsJson = False,
 ) -> None:
     """Fetch a public model into the user's cache, once, and compare llama.cpp with transformers on it.
 
-    Afterwards, --model NAME and --drafter NAME take it wherever they take paths.
+    Afterwards, --model NAME and --drafter NAME take it wherever they take paths. A drafter such as smollm2-draft is
+    distilled from its model on this machine if the package does not have it, which takes hours on a CPU; the same
+    command goes on after an interruption.
 
-    Example:
+    Examples:
 
         testbed models fetch smollm2
+
+        testbed models fetch smollm2-draft
     """
+    from testbed.assets.model_names import DISTILLED
     from testbed.models.real.fetch import fetch as fetched
     from testbed.models.real.parity import Parity
 
-    model = fetched(name, note)
+    model = fetched(DISTILLED.get(name, name), note)
+    if name in DISTILLED:
+        _show_drafter(name, as_json)
+        return
     if as_json:
         print_json(model)
         return
     for key, value in (model | {"parity": Parity(**model["parity"])}).items():
         print(f"{key}: {value}")
+
+
+def _show_drafter(name: str, as_json: bool) -> None:
+    """Make a distilled drafter if it is missing, and print what it is."""
+    from testbed.experiments.distill.named import made
+
+    with progress() as told:
+        card = made(name, note, told)
+    if as_json:
+        print_json(card)
+        return
+    for key in ("name", "drafter", "target", "license", "source", "bytes", "acceptance", "acceptance_interval", "cost"):
+        print(f"{key}: {card[key]}")
 
 
 @app.command()
@@ -80,11 +101,12 @@ def overlap(
 
         testbed models overlap bundled smollm2
     """
-    from testbed.assets.model_names import named
+    from testbed.assets.model_names import DISTILLED, Part, named
     from testbed.models.bundle import bundled
     from testbed.protocols.vocabulary import overlap as compared
 
-    paths = [bundled().require("tokenizer") if name == "bundled" else Path(named(name, "tokenizer")) for name in (a, b)]
+    parts: tuple[tuple[str, Part], ...] = ((a, "drafter" if a in DISTILLED else "tokenizer"), (b, "tokenizer"))
+    paths = [bundled().require("tokenizer") if name == "bundled" else Path(named(name, part)) for name, part in parts]
     found = compared(*paths)
     if as_json:
         print_json(found._asdict())

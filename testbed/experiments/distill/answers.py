@@ -61,7 +61,7 @@ def take_answers(
     progress: Progress,
 ) -> tuple[list[TargetAnswer], float]:
     """Answers of all prompts in order, of which those in the folder's files are not generated again, and the seconds
-    that their generation took.
+    that their generation took. A greater number of prompts adds to the last file.
 
     Args:
         engine: called where an answer is missing.
@@ -76,11 +76,13 @@ def take_answers(
     for chunk, start in enumerate(range(0, len(prompts), size)):
         path, group = folder / f"{chunk:05d}.npz", prompts[start : start + size]
         progress(start, len(prompts), "answers")
-        if not path.exists():
-            _generate(path, group, taking, engine(), _later(progress, start, len(prompts)))
-        read, took_s = _read(path)
-        if [one.prompt.tolist() for one in read] != [list(prompt) for prompt in group]:
+        read, took_s = _read(path) if path.exists() else ([], 0.0)
+        if [one.prompt.tolist() for one in read] != [list(prompt) for prompt in group[: len(read)]]:
             raise BadInput(f"{path} has answers to other prompts; choose another --out")
+        if missing := group[len(read) :]:
+            more, more_s = _generated(missing, taking, engine(), _later(progress, start + len(read), len(prompts)))
+            read, took_s = [*read, *more], took_s + more_s
+            _write(path, read, took_s)
         found += read
         seconds += took_s
     progress(len(prompts), len(prompts), "answers")
@@ -92,21 +94,17 @@ def _later(progress: Progress, start: int, total: int) -> Callable[[int], None]:
     return lambda done: progress(start + done, total, "answers")
 
 
-def _generate(
-    path: Path,
-    prompts: Sequence[Sequence[int]],
-    taking: AnswerTaking,
-    engine: VerifyEngine,
-    told: Callable[[int], None],
-) -> None:
-    """Write the file of a chunk."""
+def _generated(
+    prompts: Sequence[Sequence[int]], taking: AnswerTaking, engine: VerifyEngine, told: Callable[[int], None]
+) -> tuple[list[TargetAnswer], float]:
+    """Answers of the engine, and the seconds that they took."""
     start_s = time.perf_counter()
     found: dict[int, TargetAnswer] = {}
     decodings = (_answer(str(i), prompt, taking) for i, prompt in enumerate(prompts))
     for number, one in Lockstep(engine, taking.lanes).run(decodings):
         found[number] = one
         told(len(found))
-    _write(path, [found[i] for i in range(len(prompts))], time.perf_counter() - start_s)
+    return [found[i] for i in range(len(prompts))], time.perf_counter() - start_s
 
 
 def _answer(session: str, prompt: Sequence[int], taking: AnswerTaking) -> Decoding[TargetAnswer]:

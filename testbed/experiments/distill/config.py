@@ -63,7 +63,9 @@ class DistillConfig(Config, frozen=True, kw_only=True):
         ),
     ] = "bundled:chat"  # fmt: skip
     limit: Annotated[int, option("Prompts to train on, at most.", least=1)] = 2000
-    held_out: Annotated[int, option("Prompts after them, on which acceptance is measured.", least=1)] = 50
+    held_out: Annotated[
+        int, option("First prompts of the data set: not trained on, acceptance is measured on them.", least=1)
+    ] = 50
     prompt_format: fields.PromptFormat = "auto"
     max_tokens: Annotated[int, option("Tokens of an answer, at most.", least=1, unit="tokens")] = 256
     top: Annotated[

@@ -53,11 +53,11 @@ def prepared(config: DistillConfig) -> Distillation:
         frequent_ids((), model, config.vocabulary, target.end_ids)
     prompts = _prompts(config, target)
     _check_room(prompts, target, config)
-    return Distillation(model, target, layers, prompts[: -config.held_out], prompts[-config.held_out :])
+    return Distillation(model, target, layers, prompts[config.held_out :], prompts[: config.held_out])
 
 
 def _prompts(config: DistillConfig, target: Target) -> list[list[int]]:
-    """Ids of all prompts, the held-out ones last."""
+    """Ids of all prompts, the held-out ones first, so that a greater `limit` adds to those of the training."""
     examples = load_dataset(config.prompts, config.limit + config.held_out)
     if len(examples) <= config.held_out:
         raise BadInput(

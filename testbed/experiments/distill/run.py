@@ -33,7 +33,7 @@ from testbed.models.distill.lesson import Lesson
 from testbed.process.cores import model_threads
 from testbed.protocols.vocabulary import BESIDE_GGUF, FILE
 
-ANSWERS, CHECKPOINT, TARGET = "work/answers", "work/training.pt", "work/target.json"
+ANSWERS, CHECKPOINT, TARGET, IDS = "work/answers", "work/training.pt", "work/target.json", "work/ids.json"
 MODEL, DRAFTER = "model", "drafter.gguf"
 PASSES = 24
 """Passes of the target that are timed, one token each."""
@@ -53,7 +53,7 @@ def distill(config: DistillConfig, out: Path, say: Say, progress: Progress) -> d
         make_folder(out / ANSWERS)
         leave_a_core(config.threads, work.target.weights_bytes)
         answers, facts = _answers(config, work, out, say, progress)
-        train, held_out = answers[: len(work.prompts)], answers[len(work.prompts) :]
+        held_out, train = answers[: config.held_out], answers[config.held_out :]
         ids = _tokenizer(config, work, train, out)
         maker = LessonMaker(work.model, None if ids is None else out, config.length)
         lessons = [one for one in map(maker.lesson, train) if len(one.places)]
@@ -77,8 +77,9 @@ def begun(out: Path) -> DistillConfig:
 
 
 def _agree(config: DistillConfig, before: DistillConfig, out: Path) -> None:
-    """Refuse to go on with another distillation; threads and device may differ."""
-    if msgspec.structs.replace(before, threads=config.threads, device=config.device) != config:
+    """Refuse to go on with another distillation. Threads, device and steps may differ, and prompts be added."""
+    same = {name: getattr(config, name) for name in ("threads", "device", "steps")}
+    if msgspec.structs.replace(before, **same, limit=max(before.limit, config.limit)) != config:
         raise BadInput(
             f"{out} holds another distillation; choose another --out, or give --resume without other options"
         )
@@ -87,7 +88,7 @@ def _agree(config: DistillConfig, before: DistillConfig, out: Path) -> None:
 def _answers(
     config: DistillConfig, work: Distillation, out: Path, say: Say, progress: Progress
 ) -> tuple[list[TargetAnswer], dict[str, Any]]:
-    """The target's answers to all prompts, the held-out ones last, and how long they took."""
+    """The target's answers to all prompts, the held-out ones first, and how long they took."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache
@@ -100,7 +101,7 @@ def _answers(
             return stack.enter_context(contextlib.closing(made))
 
         taking = AnswerTaking(config.max_tokens, frozenset(work.target.end_ids), config.top, config.concurrency)
-        answers, seconds = take_answers([*work.prompts, *work.held_out], taking, engine, out / ANSWERS, progress)
+        answers, seconds = take_answers([*work.held_out, *work.prompts], taking, engine, out / ANSWERS, progress)
         target_ms = kept(out / TARGET, float, lambda: _pass_ms(engine(), answers[-1]))
     tokens = sum(len(one.output) for one in answers)
     say(f"answers: {tokens} tokens of {len(answers)} prompts in {seconds:.0f} s, {tokens / seconds:.0f} tokens/s")
@@ -134,7 +135,10 @@ def _tokenizer(
                 with whole_file(out / name) as part:
                     shutil.copyfile(work.model / name, part)
         return None
-    ids = frequent_ids(answers, work.model, config.vocabulary, work.target.end_ids)
+    size, ends = config.vocabulary, work.target.end_ids
+    ids = kept(
+        out / IDS, tuple[int, ...], lambda: frequent_ids(answers, work.model, size, ends)
+    )  # more answers change none
     write_tokenizer(work.model, ids, out)
     return ids
 

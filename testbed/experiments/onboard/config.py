@@ -25,7 +25,7 @@ class OnboardConfig(Config, frozen=True, kw_only=True):
     ]  # fmt: skip
     drafter: Annotated[
         str,
-        option("Drafter: GGUF file, or name of a fetched model.", metavar="FILE", completes="fetched models"),
+        option("Drafter: GGUF file, or name of a fetched model.", metavar="FILE", completes="fetched drafters"),
     ]
     engine: fields.Engine = "vllm"
     dtype: fields.Dtype = "float32"
@@ -33,6 +33,7 @@ class OnboardConfig(Config, frozen=True, kw_only=True):
         str, option("Prompts to train head and predictor on, and to tune θ: as for `head collect`.", panel="Workload")
     ] = "bundled:calibration"
     test: Annotated[str, option("Prompts of the runs that check losslessness and fill the card.")] = "bundled:test"
+    prompt_format: fields.PromptFormat = "auto"
     scorer: fields.Scorer = "number"
     prompts: Annotated[int, option("Prompts for the head, and for the predictor.", least=1)] = 300
     tuning: Annotated[int, option("Prompts after those, on which θ is tuned.", least=2)] = 200

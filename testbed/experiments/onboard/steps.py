@@ -58,11 +58,15 @@ def _pair(config: OnboardConfig) -> tuple[str, ...]:
     return ("--model", config.target, "--drafter", config.drafter, "--engine", config.engine, "--dtype", config.dtype)
 
 
+def _prompts(config: OnboardConfig, dataset: str) -> tuple[str, ...]:
+    return ("--dataset", dataset, "--prompt-format", config.prompt_format)
+
+
 def _run(config: OnboardConfig, methods: str, profile: Path | None, out: Path) -> tuple[str, ...]:
     """A demo in virtual time."""
     channel = f"kind=virtual,{LINK}" + ("" if profile is None else f",profile={profile}")
     return (
-        "demo", *_pair(config), "--methods", methods, "--channel", channel, "--dataset", config.test,
+        "demo", *_pair(config), "--methods", methods, "--channel", channel, *_prompts(config, config.test),
         "--scorer", config.scorer, "--prompts", str(config.tested), "--max-tokens", str(config.max_tokens),
         "--window", str(config.window), "--out", str(out),
     )  # fmt: skip
@@ -84,7 +88,7 @@ def _measurements(config: OnboardConfig, out: Path) -> list[Step]:
 
 def _head(config: OnboardConfig, out: Path) -> list[Step]:
     tokens, window = ("--max-tokens", str(config.max_tokens)), ("--window", str(config.window))
-    data = (*_pair(config), "--dataset", config.dataset, "--scorer", config.scorer, *tokens, *window)
+    data = (*_pair(config), *_prompts(config, config.dataset), "--scorer", config.scorer, *tokens, *window)
     tokenizer = tokenizer_directory(find(named(config.target, "tokenizer")))
     tune = (
         "head", "tune", str(out / "head"), *data, "--tokenizer", str(tokenizer), "--first", str(config.prompts),
@@ -101,7 +105,7 @@ def _head(config: OnboardConfig, out: Path) -> list[Step]:
 
 def _predictor(config: OnboardConfig, out: Path) -> list[Step]:
     collect = (
-        "predictor", "collect", *_pair(config), "--dataset", config.dataset, "--prompts", str(config.prompts),
+        "predictor", "collect", *_pair(config), *_prompts(config, config.dataset), "--prompts", str(config.prompts),
         "--max-tokens", str(config.max_tokens), "--window", str(config.window), "--out", str(out / "traces"),
     )  # fmt: skip
     train = (

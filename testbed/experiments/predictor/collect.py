@@ -44,6 +44,7 @@ class TraceCollectConfig(Config, frozen=True):
     dataset: fields.Dataset = "bundled:calibration"
     prompts: fields.Prompts = 500
     first: fields.First = 0
+    prompt_format: fields.PromptFormat = "auto"
     max_tokens: fields.MaxTokens = 256
     window: fields.Window = 8
     engine: fields.Engine = "vllm"
@@ -117,6 +118,7 @@ def _meta(config: TraceCollectConfig, drafter: Path, target: Path) -> TraceMeta:
         drafter_fingerprint=model_fingerprint(drafter),
         target=config.model or "bundled",
         target_fingerprint=model_fingerprint(target),
+        prompt_format=config.prompt_format,
         labels=config.labels,
     )
 
@@ -139,7 +141,7 @@ def with_models(
     from testbed.ue.llama.drafter import LlamaDrafter
     from testbed.ue.prompts import Prompter
 
-    prompter = Prompter(paths[1])
+    prompter = Prompter(paths[1], config.prompt_format)
     prompts = {n: [prompt_ids(prompter, one) for one in _chunk(examples, n)] for n in todo}
     longest = max(len(ids) for chunk in prompts.values() for ids in chunk)
     leave_a_core()

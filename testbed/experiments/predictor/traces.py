@@ -36,6 +36,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     drafter_fingerprint: str
     target: str
     target_fingerprint: str
+    prompt_format: str = "auto"
     labels: AcceptanceLabels = AcceptanceLabels()
 
 

@@ -157,7 +157,7 @@ def matches(model: Any, lessons: Sequence[Lesson], rows: int) -> list[NDArray[np
 def begin(model: Any, plan: TrainingPlan, device: str) -> TrainingState:
     """A training before its first step."""
     model = model.to(device)
-    return TrainingState(model, torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.95)))
+    return TrainingState(model, torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.95), fused=True))
 
 
 def step_with(state: TrainingState, group: Sequence[Lesson], plan: TrainingPlan) -> float:
@@ -184,7 +184,7 @@ def save_state(state: TrainingState, plan: TrainingPlan, checkpoint: Path) -> No
 
 
 def restore(state: TrainingState, plan: TrainingPlan, checkpoint: Path) -> None:
-    """Go on with a training that was saved, if there is one.
+    """Go on with a training that was saved, if there is one; the number of steps may have been changed.
 
     Raises:
         BadInput: the file is damaged, or belongs to another training.
@@ -193,7 +193,7 @@ def restore(state: TrainingState, plan: TrainingPlan, checkpoint: Path) -> None:
         return
     try:
         saved: Callable[[str], Any] = torch.load(checkpoint, weights_only=True, map_location="cpu").__getitem__
-        if saved("plan") != asdict(plan):
+        if saved("plan") | {"steps": plan.steps} != asdict(plan):
             raise BadInput(f"{checkpoint} belongs to another training; choose another --out")
         state.model.load_state_dict(saved("model"))
         state.optimizer.load_state_dict(saved("optimizer"))

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from testbed.errors import BadInput
+from testbed.experiments.distill import answers, training
 from testbed.experiments.distill import run as distilling
-from testbed.experiments.distill import training
 from testbed.experiments.distill.answers import CHUNK_LANES, AnswerTaking, take_answers
 from testbed.experiments.distill.config import DistillConfig
 from testbed.experiments.distill.run import distill
@@ -187,8 +187,25 @@ def test_another_distillation_in_the_directory_is_refused(targets: dict[str, Pat
     quick = {"steps": 1, "limit": 4, "held_out": 2, "max_tokens": 2}
     run(targets["llama"], tmp_path, **quick)
     with pytest.raises(BadInput, match="another distillation"):
-        run(targets["llama"], tmp_path, **{**quick, "steps": 2})
+        run(targets["llama"], tmp_path, **{**quick, "rate": 1e-4})
+    with pytest.raises(BadInput, match="another distillation"):
+        run(targets["llama"], tmp_path, **{**quick, "limit": 3})
     run(targets["llama"], tmp_path, **quick, threads=None)
+
+
+def test_a_finished_distillation_goes_on_with_more_prompts_and_steps(
+    targets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(targets["llama"], tmp_path, vocabulary=400, limit=8)
+    ids = (tmp_path / "work" / "ids.json").read_bytes()
+    answered: list[int] = []
+    generated = answers._generated
+    monkeypatch.setattr(answers, "_generated", lambda some, *rest: answered.append(len(some)) or generated(some, *rest))
+    more = run(targets["llama"], tmp_path, vocabulary=400, limit=16, steps=36)
+    assert sum(answered) == 16 - 8 and more["prompts"] == 16
+    assert (tmp_path / "work" / "ids.json").read_bytes() == ids
+    assert [look["step"] for look in more["looks"]] == [0, 12, 24, 36] and more["looks"][:3] == first["looks"]
+    assert more["trained_tokens"] > first["trained_tokens"] and more["held_out"] == first["held_out"]
 
 
 def test_targets_without_what_it_takes_are_refused(targets: dict[str, Path], tmp_path: Path) -> None:

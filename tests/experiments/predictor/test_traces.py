@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.errors import BadInput
+from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.predictor.collect import LANES, TraceCollectConfig, TraceDecoder, collect
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, joined, split
+from testbed.models.bundle import bundled
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.prompts import Prompter
 from testbed.ue.windows.predictor import FEATURES
 from tests.support.predictors import made_traces
 
@@ -158,6 +162,21 @@ def test_a_collection_goes_on_with_the_same_files_only(tmp_path: Path, monkeypat
             collect(config, out, lambda *_: None)
     with pytest.raises(BadInput, match=r"mine\.jsonl has changed since the results"):
         collect(config, out, lambda *_: None)
+
+
+def test_prompts_are_in_the_format_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+    monkeypatch.setattr(
+        TraceDecoder, "run", lambda self, prompts, first: read.extend(prompts) or made_traces(prompts=2)
+    )
+    config = TraceCollectConfig(prompts=2, engine="transformers", max_tokens=8, prompt_format="Solve: {question}\n")
+    store = collect(config, tmp_path, lambda *_: None)
+    prompter = Prompter(bundled().require("tokenizer"))
+    questions = [one.question for one in load_dataset("bundled:calibration", 2)]
+    assert [prompter.text(ids) for ids in read] == [f"Solve: {question}\n" for question in questions]
+    assert store.meta().prompt_format == config.prompt_format
+    with pytest.raises(BadInput, match="another collection"):
+        collect(msgspec.structs.replace(config, prompt_format="plain"), tmp_path, lambda *_: None)
 
 
 @pytest.mark.slow

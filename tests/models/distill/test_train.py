@@ -128,6 +128,17 @@ def test_training_that_was_interrupted_ends_with_the_same_weights(
     assert whole.tokens == resumed.tokens
 
 
+def test_a_training_can_be_given_other_numbers_of_steps(random_models: dict[str, Path], tmp_path: Path) -> None:
+    target = random_models["llama"]
+    save_state(trained(target), PLAN, tmp_path / "done.pt")
+    longer = TrainingPlan(12, PLAN.rows, PLAN.rate, PLAN.kl, PLAN.seed)
+    resumed = begin(make_student(target, StudentShape((0,))), longer, "cpu")
+    restore(resumed, longer, tmp_path / "done.pt")
+    before = resumed.model.model.norm.weight.clone()
+    step_with(resumed, LESSONS[:3], longer)
+    assert resumed.step == 9 and not torch.equal(before, resumed.model.model.norm.weight)
+
+
 def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_old_one_stays(
     random_models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -146,7 +157,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_old_one_stays(
 
 def test_checkpoints_of_others_and_damaged_ones_are_refused(random_models: dict[str, Path], tmp_path: Path) -> None:
     state = begin(make_student(random_models["llama"], StudentShape((0,))), PLAN, "cpu")
-    save_state(state, TrainingPlan(9, 3, 1e-3, 0.5, 1), tmp_path / "other.pt")
+    save_state(state, TrainingPlan(8, 4, 1e-3, 0.5, 1), tmp_path / "other.pt")
     with pytest.raises(BadInput, match="another training"):
         restore(state, PLAN, tmp_path / "other.pt")
     (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04 nothing")

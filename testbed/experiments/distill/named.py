@@ -1,0 +1,34 @@
+"""Drafters that are distilled under a name: `testbed models fetch NAME` makes them where the package has none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from testbed.assets.model_names import DISTILLED, distilled_folder
+from testbed.experiments.distill.answers import Progress
+from testbed.experiments.distill.card import DOCUMENT
+from testbed.experiments.distill.config import DistillConfig
+from testbed.experiments.distill.run import DRAFTER, Say, distill
+
+RECIPES = {
+    "smollm2-draft": DistillConfig(
+        target=DISTILLED["smollm2-draft"], layers="0,1,2,3,28,29", vocabulary=6144, gguf="q4_0", limit=1300,
+        held_out=40, max_tokens=128, concurrency=32, steps=6000, rows=4, rate=1e-3, every=50, length=192,
+    ),
+}  # fmt: skip
+"""How each drafter is made."""
+
+
+def made(name: str, say: Say, progress: Progress) -> dict[str, Any]:
+    """A drafter, from the package or the cache, or distilled now, which goes on after an interruption; returns its
+    card's document with name and path.
+
+    Raises:
+        BadInput, ModelError, EngineError: as `distill`.
+    """
+    folder = distilled_folder(name)
+    if not (folder / DOCUMENT).is_file():
+        distill(RECIPES[name], folder, say, progress)
+    document: dict[str, Any] = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+    return {"name": name, **document, "drafter": str(folder / DRAFTER)}
