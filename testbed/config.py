@@ -231,17 +231,7 @@ class ServeConfig(Config, frozen=True):
         ),
     ] = None
     admission: Annotated[bool, option("Let slo refuse sessions whose token speed it cannot guarantee.")] = True
-    chunk_tokens: Annotated[
-        int | None,
-        option(
-            "New tokens of one prompt in an engine pass; longer prompts continue in later passes, beside other rounds. "
-            "With fcfs, also of the further rounds of one UE while others wait.",
-            least=16,
-            none="all",
-            metavar="<int>|all",
-            unit="tokens",
-        ),
-    ] = 512
+    chunk_tokens: fields.ChunkTokens = 512
     pace: Annotated[
         str | None,
         option(

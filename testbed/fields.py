@@ -70,6 +70,14 @@ QTop = Annotated[
     ),
 ]  # fmt: skip
 QBits = Annotated[int, option("Bits of an uploaded draft probability (rejection, split): 16, 8 or 4.", unit="bits")]
+ChunkTokens = Annotated[
+    int | None,
+    option(
+        "New tokens of one prompt in an engine pass; longer prompts continue in later passes, beside other rounds. "
+        "With fcfs, also of the further rounds of one UE while others wait.",
+        least=16, none="all", metavar="<int>|all", unit="tokens",
+    ),
+]  # fmt: skip
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
 DrafterThreads = Annotated[
     int | None, option("CPU threads of the drafter. Default: as for `bs serve`, 8 at most.", least=1)
