@@ -3,7 +3,7 @@
 Intervals are paired: a bootstrap over the prompts of the ratio of all time of the fastest to all time of the series.
 Passes, drafted and void tokens, bytes and hidden drafting time are means per committed token.
 
-Run: python benchmarks/frontier.py SWEEP_DIRECTORY [--by rtt_ms] [--against "K = .*"] [--rows FILE.csv]
+Run: python benchmarks/frontier.py SWEEP_DIRECTORY [--by rtt_ms,profile] [--against "K = .*"] [--rows FILE.csv]
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from support.points import value_of
 
 from testbed.experiments.report.data import RowSource
 from testbed.experiments.results.files import read_requests, read_rounds
@@ -68,7 +70,7 @@ def main() -> None:
     (shown,) = load_all([options.sweep])
     points: dict[tuple[Any, ...], dict[str, Requests]] = defaultdict(dict)
     for part in shown.parts:
-        points[tuple(part.row[key] for key in keys)][part.row["series"]] = requests_of(part)
+        points[tuple(value_of(part, key) for key in keys)][part.row["series"]] = requests_of(part)
     out: Any = None
     for place, series in points.items():
         windows = {name: one for name, one in series.items() if re.fullmatch(options.against, name)}

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed.channel.spec import parse_channel
+from support.points import value_of
+
 from testbed.experiments.inputs.profile import PassWork, Profile, load_profile
 from testbed.experiments.report.data import RowSource
 from testbed.experiments.results.files import read_requests, read_rounds
@@ -80,16 +81,16 @@ def main() -> None:
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     (shown,) = load_all([options.sweep])
-    run, rows, alphas = shown.document["config"]["run"], list[dict[str, Any]](), dict[tuple[Any, ...], float]()
+    rows, alphas = list[dict[str, Any]](), dict[tuple[Any, ...], float]()
     for part in sorted(shown.parts, key=lambda part: part.row["series"] == "auto"):
         row, found = part.row, measured(part)
-        profile = parse_channel(row.get("channel", run["channel"])).profile
+        profile = value_of(part, "profile")
         place = (profile, row["rtt_ms"], row["uplink_mbps"])
         if row["series"] == "auto":
             found = found._replace(alpha=alphas.get(place, found.alpha))
         elif row["series"] == "stream":
             alphas[place] = found.alpha
-        seconds = expected_s(row, found, load_profile(profile or "wisv"))
+        seconds = expected_s(row, found, load_profile(profile))
         rows.append({
             "profile": profile, "rtt_ms": row["rtt_ms"], "uplink_mbps": row["uplink_mbps"], "series": row["series"],
             "alpha": round(found.alpha, 3), "tokens_per_s": round(found.tokens / found.seconds, 2),
