@@ -14,12 +14,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from testbed.errors import BadInput, ConfigError
 from testbed.files import whole_file, yaml_file
+
+LONGEST = 400
+"""Characters of a complaint that are shown."""
 
 C = TypeVar("C", bound="Config")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -185,19 +188,43 @@ def load(kind: type[C], path: Path) -> C:
     try:
         return msgspec.convert(yaml_file(path), kind, strict=False, builtin_types=DATES)
     except (OSError, msgspec.DecodeError, BadInput, RecursionError) as exc:
-        raise ConfigError(f"{path}: {exc}{_nearest(str(exc), kind)}") from exc
+        raise ConfigError(f"{path}: {_complaint(exc, kind)}") from exc
+
+
+def _complaint(exc: Exception, kind: type[msgspec.Struct]) -> str:
+    """A complaint of msgspec in one line, with what was probably meant."""
+    said = str(exc)
+    short = said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} … {said[-LONGEST // 2 :]}"
+    return short + _nearest(said, kind)
 
 
 def _nearest(complaint: str, kind: type[msgspec.Struct]) -> str:
-    """The known key nearest to the one that a complaint of msgspec is about, or all if none is near, for its end."""
-    unknown = re.search(r"unknown field `(.*?)`(?: - at `\$(.*)`)?", complaint)
-    if unknown is None:
+    """The known key or value nearest to the one that a complaint of msgspec is about, or all if none is near, for its
+    end.
+    """
+    if unknown := re.search(r"unknown field `(.*?)`(?: - at `\$(.*)`)?", complaint):
+        known = {key for one in _at(kind, unknown[2] or "") for key in _fields(one)} - {unknown[1]}
+    elif unknown := re.search(r"Invalid (?:enum )?value '(.*)' - at `\$(.*)\.(\w+)`", complaint):
+        known = {value for one in _at(kind, unknown[2]) for value in _values(one, unknown[3])}
+    else:
         return ""
-    known = {key for one in _at(kind, unknown[2] or "") for key in _fields(one)} - {unknown[1]}
     near = difflib.get_close_matches(unknown[1], sorted(known), 1)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def _values(kind: type[msgspec.Struct], key: str) -> set[str]:
+    """Texts that a configuration takes for a key that allows few: a choice, or its own kind."""
+    config, chosen = kind.__struct_config__, [_fields(kind).get(key)]
+    found = {str(config.tag)} if config.tag_field == key else set[str]()
+    while chosen:
+        one = chosen.pop()
+        if get_origin(one) is Literal:
+            found |= {value for value in get_args(one) if isinstance(value, str)}
+        else:
+            chosen += get_args(one)
+    return found
 
 
 def _at(kind: type[msgspec.Struct], path: str) -> list[type[msgspec.Struct]]:
@@ -238,7 +265,7 @@ def replaced(config: S, values: Mapping[str, Any], strict: bool = True) -> S:
     try:
         return msgspec.convert({**msgspec.to_builtins(config), **values}, type(config), strict=strict)
     except msgspec.ValidationError as exc:
-        raise BadInput(f"{exc}{_nearest(str(exc), type(config))}") from exc
+        raise BadInput(_complaint(exc, type(config))) from exc
 
 
 def save(config: Config, path: Path) -> None:

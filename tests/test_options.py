@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -95,6 +95,7 @@ class Shop(Config, frozen=True):
     baskets: tuple[Basket, ...] = ()
     named: dict[str, Basket] | None = None
     cover: Lid | Cloth | None = None
+    bag: Literal["paper", "cotton"] | None = None
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,10 @@ class Shop(Config, frozen=True):
         ("cover: {kind: cloth, colour: []}", "at `$.cover`; did you mean 'colours'?"),
         ("basket: []", "unknown field `basket`; did you mean 'baskets'?"),
         ("cover: {kind: cloth, x: 1}", "at `$.cover`; known: colours, thickness_mm"),
+        ("cover: {kind: clot}", "at `$.cover.kind`; did you mean 'cloth'?"),
+        ("cover: {kind: x}", "at `$.cover.kind`; known: cloth, lid"),
+        ("bag: papr", "at `$.bag`; did you mean 'paper'?"),
+        ("{'" + 900 * "x" + "': 1}", "x`; known: bag, baskets, cover, named, thickness"),
     ],
 )
 def test_the_nearest_key_is_one_of_the_same_place(text: str, said: str, tmp_path: Path) -> None:
@@ -113,6 +118,8 @@ def test_the_nearest_key_is_one_of_the_same_place(text: str, said: str, tmp_path
     path = tmp_path / "shop.yaml"
     path.write_text(text)
     refuse(lambda: load(Shop, path), ConfigError, said)
+    with pytest.raises(ConfigError, match=r"^.{1,700}$"):
+        load(Shop, path)
 
 
 @pytest.mark.parametrize("text", ["apples: " + "9" * 400, "weight_s: " + "9" * 400, "apples: 2001-99-99", "&a [*a]"])
