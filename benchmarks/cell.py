@@ -2,8 +2,8 @@
 
     python benchmarks/cell.py [--repeats 5] [--seconds 100] [--csv FILE]
 
-Prints the CPU seconds of 200 UEs x 60 s, and per group the ratio real / virtual of goodput, mean and p95 latency over
-paired seeds, with the 95 % interval of its mean.
+Prints the CPU seconds of 200 UEs x 60 s on two radios, and per group the ratio real / virtual of goodput, mean and p95
+latency over paired seeds, with the 95 % interval of its mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.csv_file import write_csv
 from testbed.intervals import repeats_interval
+from testbed.options import load
 
+STREET = Path(__file__).parents[1] / "sweeps" / "cell" / "classes.yaml"
 FIGURES = ("goodput_tps", "latency_s", "latency_p95_s")
 KEPT = ("group", "ues", "responses", *FIGURES)
 EIGHT = CellConfig(
@@ -44,6 +46,16 @@ MANY = CellConfig(
 )
 
 
+def street() -> CellConfig:
+    """200 UEs at walking speed in UMi street canyon with link adaptation, half of them SH."""
+    loaded = load(CellConfig, STREET)
+    ues = tuple(
+        msgspec.structs.replace(group, count=50, protocol="sh" if number % 2 else "greedy")
+        for number, group in enumerate(loaded.ues)
+    )
+    return msgspec.structs.replace(loaded, seconds=60.0, ues=ues)
+
+
 def main() -> None:
     """Run both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -51,9 +63,11 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="file of rows")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each real run")
     asked = parser.parse_args()
-    start_s = time.process_time()
-    cell = document(MANY, run_cell(MANY))["cell"]
-    print(f"200 UEs x 60 s, slots of 1 ms: {time.process_time() - start_s:.1f} s of CPU, {cell['passes']} passes")
+    for name, many in (("one efficiency for all, FDD", MANY), ("UMi, TDD, proportional fair", street())):
+        start_s = time.process_time()
+        cell = document(many, run_cell(many))["cell"]
+        spent_s = time.process_time() - start_s
+        print(f"200 UEs x 60 s, slots of 1 ms, {name}: {spent_s:.1f} s of CPU, {cell['passes']} passes")
     ratios: dict[tuple[str, str], list[float]] = {}
     rows: list[dict[str, Any]] = []
     for seed in range(asked.repeats):
