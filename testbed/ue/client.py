@@ -270,7 +270,7 @@ class Client:
         """Nothing is received any more: end all waits, which would time out."""
         if reader.cancelled():
             return
-        if not isinstance(error := reader.exception(), TestbedError):
+        if not isinstance(error := reader.exception(), TestbedError | SystemExit):  # the latter of a signal
             LOG.error("receiving from the BS failed", exc_info=error)
         self._fail(LinkError("the connection is closed"))
 

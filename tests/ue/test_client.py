@@ -189,3 +189,20 @@ async def test_waits_end_when_nothing_can_be_received_any_more(caplog: pytest.Lo
     with pytest.raises(LinkError, match="the connection is closed"):
         await client.receive(client.new_session(), 30.0)
     await client.close()
+
+
+class Terminated(OneWord):
+    """A link over which SIGTERM arrives: its handler raises while the client receives."""
+
+    async def recv(self, timeout_s: float) -> Any:
+        raise SystemExit(143)
+
+
+def test_a_signal_is_no_failure_to_receive(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        client = Client(Terminated(), WallClock(), first_session=0, timeout_s=1.0)
+        await client.connect("", 1)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert "receiving from the BS failed" not in caplog.text
