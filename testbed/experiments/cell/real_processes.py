@@ -136,7 +136,7 @@ class _Radio:
         tasks = [
             asyncio.create_task(
                 send_bytes(
-                    members[n], Counted(cell.port(n, True, members[n].weight), tally, True, clock), clock,
+                    members[n], Counted(cell.port(n, True, members[n].weight), tally, True), clock,
                     dice_of(config.seed, n),
                 )
             )
