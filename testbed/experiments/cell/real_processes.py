@@ -149,7 +149,7 @@ def run_radio(
         )
 
 
-class _Counts(NamedTuple):
+class _RadioCounts(NamedTuple):
     """Counters since the first slot."""
 
     used: list[tuple[float, float]]
@@ -241,15 +241,15 @@ class _Radio:
             switches={n: tallies[n].switches for n in self._ways},
         )
 
-    async def _seen(self, times_s: Sequence[float]) -> list[_Counts]:
+    async def _seen(self, times_s: Sequence[float]) -> list[_RadioCounts]:
         """What has been counted at each of these times."""
-        found = list[_Counts]()
+        found = list[_RadioCounts]()
         for until_s in times_s:
             await self._clock.sleep(until_s - self._clock.time())
             used = [(radio.counters[True].used, radio.counters[False].used) for radio in self._radios]
             moved = {number: proxy.moved_bytes() for number, proxy in self._proxies.items()}
             times = {n: way.times(self._config.radio.slot_s) for n, way in self._ways.items()}
-            found.append(_Counts(used, moved, times))
+            found.append(_RadioCounts(used, moved, times))
         return found
 
     async def _send(self, number: int, ue: SendingUe, tally: UeTally) -> None:
