@@ -8,7 +8,7 @@ import time
 import pytest
 
 from testbed.errors import TestbedError
-from testbed.virtual_time import VirtualClock, run_virtually
+from testbed.virtual_time import LogicalProcess, Simulation, VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
 
@@ -72,3 +72,51 @@ def test_what_is_left_running_is_ended() -> None:
 
     assert run_virtually(main()) == "done"
     assert ended == ["yes"]
+
+
+def test_logical_processes_run_by_time_and_rank_and_call_each_other_at_once() -> None:
+    simulation = Simulation()
+    clock, log, mail = simulation, list[tuple[float, str]](), asyncio.Queue[str]()
+
+    async def reads() -> None:
+        while True:
+            word = await mail.get()
+            log.append((clock.time(), word))
+            await clock.sleep(0.25)
+
+    async def sends(name: str) -> None:
+        for _ in range(2):
+            await clock.sleep(0.1)
+            log.append((clock.time(), f"sent by {name}"))
+            mail.put_nowait(f"from {name}")
+
+    reader, second, first = (LogicalProcess(simulation, rank) for rank in (0, 2, 1))
+    for process, main in ((second, sends("second")), (first, sends("first")), (reader, reads())):
+        process.begin(main)
+    simulation.run(0.1)
+    assert (log, simulation.time()) == ([], 0.1)
+    simulation.run(0.15)
+    assert log == [(0.1, "sent by first"), (0.1, "from first"), (0.1, "sent by second")]
+    second.pause()
+    simulation.run(1.0)
+    assert log[3:] == [(0.2, "sent by first"), (0.1 + 0.25, "from second"), (0.1 + 0.25 + 0.25, "from first")]
+    simulation.close([first, second, reader])
+
+
+def test_the_failure_of_a_logical_process_ends_the_simulation() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(1.0)
+        raise TestbedError("broken")
+
+    simulation = Simulation()
+    process, other = LogicalProcess(simulation, 0), LogicalProcess(simulation, 1)
+    process.begin(fails())
+    simulation.run(1.0)
+    with pytest.raises(TestbedError, match="broken"):
+        simulation.run(1.1)
+    simulation.close([process])
+    simulation.failure = None
+    other.call_at(1.5, [].pop)
+    with pytest.raises(IndexError):
+        simulation.run(2.0)
+    simulation.close([other])

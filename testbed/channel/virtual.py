@@ -55,11 +55,13 @@ class VirtualServerLink:
         down: OneWay,
         sizers: tuple[Sizer, Sizer] = (frame_bytes, frame_bytes),
         patient: bool = False,
+        deliver: Callable[[list[bytes], int], None] | None = None,
     ) -> VirtualLink:
         """Create a UE's link to this BS.
 
         Args:
             sizers: bytes of a message up and down.
+            deliver: takes what arrives at the UE. Default: the link.
             patient: wait for messages without a timeout, which costs many tasks and timers in large runs.
 
         Raises:
@@ -69,7 +71,7 @@ class VirtualServerLink:
             raise LinkError(f"the identity {peer!r} is in use")
         uplink = _Pipe(up, sizers[0], lambda frames, _: self._receive(peer, frames))
         link = VirtualLink(uplink, patient)
-        self._down[peer] = _Pipe(down, sizers[1], link.deliver)
+        self._down[peer] = _Pipe(down, sizers[1], deliver or link.deliver)
         return link
 
     def _receive(self, peer: bytes, frames: list[bytes]) -> None:

@@ -82,6 +82,12 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of the random numbers. Default: the file's.", min=0)] = None,
     seconds: Annotated[float | None, typer.Option(help="Duration, warm-up included. Default: the file's.")] = None,
     real: Annotated[bool, typer.Option("--real", help="Processes, sockets and a relay, in real time.")] = False,
+    executor: Annotated[
+        str, typer.Option(help="Several cells: local: processes of this machine. ray: a Ray cluster.")
+    ] = "local",
+    workers: Annotated[
+        int, typer.Option(help="Several cells: processes among which the base stations are divided.", min=1)
+    ] = 1,
     out: Annotated[Path | None, typer.Option(help="Directory for the configuration and the results.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,15 +98,19 @@ def run(
         testbed cell run sweeps/cell/fh.yaml
 
         testbed cell run sweeps/cell/fh.yaml --seconds 60 --seed 1 --out runs/cell
+
+        testbed cell run sweeps/cell/hexagon.yaml --executor ray --workers 2
     """
     from testbed.experiments.cell.config import CellConfig
     from testbed.experiments.cell.files import carry_out
+    from testbed.experiments.cell.several.workers import Spread
     from testbed.options import load, replaced
 
     given = {name: value for name, value in (("seed", seed), ("seconds", seconds)) if value is not None}
     config = replaced(load(CellConfig, file), given)
     with progress("seconds") as bar:
-        found = carry_out(config, real, out, lambda passed_s, all_s: bar(int(passed_s), math.ceil(all_s)))
+        spread = Spread(executor, workers)
+        found = carry_out(config, real, out, lambda passed_s, all_s: bar(int(passed_s), math.ceil(all_s)), spread)
     if out is not None:
         note(f"wrote {out / 'cell.json'} and {out / 'report.html'}")
     if as_json:

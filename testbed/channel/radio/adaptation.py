@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from testbed.channel.radio.air import AirState
 from testbed.channel.radio.bler import MOST_CODE_BLOCK_BITS, BlerTable, nr_tables
 from testbed.options import Config, option
+
+T = TypeVar("T")
 
 MOST_OFFSET_DB = 20.0
 """Limit of the outer loop's correction."""
@@ -59,18 +61,18 @@ Ways = tuple[SinrSeries, SinrSeries]
 """Uplink and downlink of a UE."""
 
 
-class LazySeries(dict[int, Ways]):
+class LazySeries(dict[int, T]):
     """Series by number of the UE, each computed when it is first used.
 
     Args:
         make: computes those of a UE.
     """
 
-    def __init__(self, make: Callable[[int], Ways]) -> None:
+    def __init__(self, make: Callable[[int], T]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, ue: int) -> Ways:
+    def __missing__(self, ue: int) -> T:
         """Compute the series of a UE."""
         self[ue] = found = self._make(ue)
         return found
@@ -101,7 +103,7 @@ class AdaptedAir:
         bler: block error rate in addition, in [0, 1).
     """
 
-    def __init__(self, adaptation: Adaptation, series: Sequence[Ways] | LazySeries, bler: float = 0.0) -> None:
+    def __init__(self, adaptation: Adaptation, series: Sequence[Ways] | LazySeries[Ways], bler: float = 0.0) -> None:
         self._adaptation, self._series, self._more = adaptation, series, bler
         self._offset_db = defaultdict[int, dict[bool, float]](lambda: {True: 0.0, False: 0.0})
         self._tables, self._choices = nr_tables(), dict[tuple[int, bool], _Choice]()

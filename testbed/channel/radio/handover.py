@@ -57,29 +57,42 @@ class A3Events:
         """[ues, cells] measurements after layer-3 filtering; −∞: not received."""
         self._since_s: Array = np.full((ues, cells), math.nan)
 
-    def measure(self, now_s: float, rsrp_dbm: Array, serving: NDArray[np.int_]) -> dict[int, int]:
+    def measure(
+        self, now_s: float, rsrp_dbm: Array, serving: NDArray[np.int_], ues: NDArray[np.int_] | None = None
+    ) -> dict[int, int]:
         """Take a measurement of all cells.
 
         Args:
-            rsrp_dbm: [ues, cells] received powers; −∞: not received.
-            serving: [ues] number of each UE's cell; −1: it has none, and triggers nothing.
+            rsrp_dbm: [n, cells] received powers; −∞: not received.
+            serving: [n] number of each UE's cell; −1: it has none, and triggers nothing.
+            ues: [n] UEs that measure. Default: all.
 
         Returns:
             The UEs for which an event triggers, and the cell of each.
         """
-        before, everyone = self.filtered_dbm, np.arange(len(serving))
+        who = np.arange(len(self.filtered_dbm)) if ues is None else ues
+        before, rows = self.filtered_dbm[who], np.arange(len(serving))
         known = np.isfinite(before) & np.isfinite(rsrp_dbm)
         mixed = (1 - self._new) * np.where(known, before, 0.0) + self._new * np.where(known, rsrp_dbm, 0.0)
-        self.filtered_dbm = np.where(known, mixed, rsrp_dbm)
-        own = self.filtered_dbm[everyone, serving][:, None]
-        entering = self.filtered_dbm - self._config.hysteresis_db > own + self._config.a3_offset_db
-        entering[everyone, serving] = False
+        filtered = self.filtered_dbm[who] = np.where(known, mixed, rsrp_dbm)
+        own = filtered[rows, serving][:, None]
+        entering = filtered - self._config.hysteresis_db > own + self._config.a3_offset_db
+        entering[rows, serving] = False
         entering[serving < 0] = False
-        self._since_s = np.where(entering, np.where(np.isnan(self._since_s), now_s, self._since_s), math.nan)
+        since_s = self._since_s[who]
+        since_s = self._since_s[who] = np.where(entering, np.where(np.isnan(since_s), now_s, since_s), math.nan)
         least_s = self._config.time_to_trigger_ms / 1e3 - TOLERANCE_S
-        triggered = entering & (now_s - np.nan_to_num(self._since_s, nan=math.inf) >= least_s)
-        best = np.where(triggered, self.filtered_dbm, -math.inf).argmax(axis=1)
-        return {int(ue): int(best[ue]) for ue in np.flatnonzero(triggered.any(axis=1))}
+        triggered = entering & (now_s - np.nan_to_num(since_s, nan=math.inf) >= least_s)
+        best = np.where(triggered, filtered, -math.inf).argmax(axis=1)
+        return {int(who[row]): int(best[row]) for row in np.flatnonzero(triggered.any(axis=1))}
+
+    def of(self, ue: int) -> tuple[Array, Array]:
+        """What is known of a UE: its filtered measurements, and since when conditions hold."""
+        return self.filtered_dbm[ue].copy(), self._since_s[ue].copy()
+
+    def restore(self, ue: int, filtered_dbm: Array, since_s: Array) -> None:
+        """Go on with a UE from what `of` returned elsewhere."""
+        self.filtered_dbm[ue], self._since_s[ue] = filtered_dbm, since_s
 
     def strongest(self, ue: int) -> int | None:
         """The cell that a UE receives best; None: it receives none."""

@@ -49,6 +49,16 @@ class Loads:
         else:
             self._down[window][cell] += share
 
+    def own(self, window: int) -> dict[int, float]:
+        """Sums of the shares of the downlink that were counted in a window, by cell."""
+        used = self._down.get(window)
+        return {} if used is None else {int(cell): float(used[cell]) for cell in used.nonzero()[0]}
+
+    def take(self, window: int, used: dict[int, float]) -> None:
+        """Take such sums of other cells, that were counted elsewhere."""
+        for cell, share in used.items():
+            self._down[window][cell] = share
+
     def downlink(self, window: int) -> Array:
         """[cells] share of the bandwidth of the downlink that each cell used in a window."""
         return self._down.get(window, np.zeros(self._cells)) / self._carrying(False, window)

@@ -46,7 +46,7 @@ class MacCounters:
 
 
 class RadioCell:
-    """A cell whose ports share the radio, on the running event loop's clock.
+    """A cell whose ports share the radio, on the clock of the event loop in which it begins.
 
     Args:
         air: state of each UE's channel.
@@ -66,6 +66,7 @@ class RadioCell:
         self._waiting: dict[bool, dict[RadioPort, None]] = {True: {}, False: {}}
         self._dice = random.Random(f"blocks {seed}")
         self._start_s: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._slot, self._next_slot = -1, 0
         """The slot that began last, and the one that the timer waits for."""
@@ -91,24 +92,35 @@ class RadioCell:
     def begin(self) -> float:
         """Begin the first slot now, unless it has begun; returns the time of its beginning on the loop's clock."""
         if self._start_s is None:
-            self._start_s = asyncio.get_running_loop().time()
+            self._loop = asyncio.get_running_loop()
+            self._start_s = self._loop.time()
         return self._start_s
+
+    @property
+    def _own(self) -> asyncio.AbstractEventLoop:
+        """The loop in which its slots began: UEs may send from others."""
+        assert self._loop is not None
+        return self._loop
 
     def granted(self, up: bool) -> int:
         """First slot that data which arrive now can use."""
-        now_s = asyncio.get_running_loop().time() - self.begin()
-        ready_s = self.config.granted_s(now_s) if up else now_s
+        start_s = self.begin()
+        now_s = self._own.time() - start_s
+        return self._from(self.config.granted_s(now_s) if up else now_s)
+
+    def _from(self, ready_s: float) -> int:
+        """First slot that begins at a time since the first one or later, and has not begun."""
         return max(self._slot + 1, math.ceil(ready_s / self.config.slot_s - 1e-6))
 
     def wake(self, port: RadioPort) -> None:
-        """Serve a port that has data again."""
+        """Serve a port that has data again, in a slot that has not begun."""
         self._waiting[port.up][port] = None
-        self._arm(max(self._slot + 1, port.first_slot()))
+        self._arm(max(self._from(self._own.time() - self.begin()), port.first_slot()))
 
     def deliver(self, callback: Callable[[], None]) -> None:
         """Call back after the wired part of the way."""
         if self.config.wired_ms:
-            asyncio.get_running_loop().call_later(self.config.wired_ms / 1e3, callback)
+            self._own.call_later(self.config.wired_ms / 1e3, callback)
         else:
             callback()
 
@@ -119,7 +131,7 @@ class RadioCell:
             self._timer.cancel()
         self._next_slot = slot
         start_s = self._start_s or 0.0
-        self._timer = asyncio.get_running_loop().call_at(start_s + slot * self.config.slot_s, self._boundary)
+        self._timer = self._own.call_at(start_s + slot * self.config.slot_s, self._boundary)
 
     def _boundary(self) -> None:
         """End the slot in the air, and begin the next."""

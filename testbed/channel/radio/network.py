@@ -8,6 +8,7 @@ fading belongs to the UE, and acts on its serving cell alone.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -101,6 +102,16 @@ def places(ue: NetworkUe, home: complex, rng: np.random.Generator, t_s: Array) -
     return np.asarray(np.interp(along, gone_m, points.real) + 1j * np.interp(along, gone_m, points.imag))
 
 
+class Used(NamedTuple):
+    """What some of the cells used in a window of time."""
+
+    window: int
+    downlink: dict[int, float]
+    """Sums of the shares of the bandwidth, by cell."""
+    uplink: dict[int, Array]
+    """[cells] share of the bandwidth times gain to each cell, summed over the UEs of one cell, by this one."""
+
+
 class NetworkChannels:
     """Gains between all UEs and cells during `rest_s` and `seconds`, after which they repeat.
 
@@ -125,7 +136,8 @@ class NetworkChannels:
         rest_s: float = 0.0,
     ) -> None:
         self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, rest_s + seconds
-        self._loads, self._from_ues = loads, dict[int, Array]()
+        self._loads, self._places = loads, tuple(cells)
+        self._from_ues, self._parts = dict[int, Array](), defaultdict[int, dict[int, Array]](dict)
         fastest_mps = max(ue.speed_mps for ue in ues)
         self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
         self._step_s = max(self._step_s, seconds / MOST_STEPS)
@@ -136,8 +148,10 @@ class NetworkChannels:
                 f"{len(ues)} UEs, {len(cells)} cells and {seconds:g} s in steps of {self._step_s:.3g} s are too many "
                 f"channels; at most {MOST_GAINS} steps of all"
             )
-        self.gains: NDArray[np.float32] = np.stack([self._gains(ue, number, cells) for number, ue in enumerate(ues)])
-        """[ues, cells, steps] linear gains: path loss, antenna and shadowing."""
+        self.gains = LazySeries[NDArray[np.float32]](self._gains)
+        """[cells, steps] linear gains of each UE: path loss, antenna and shadowing; computed when first used."""
+        for number in range(len(ues)):
+            self._place(number)
         self._floors = [watts(NOISE_DBM_HZ + figure) * spectrum.bandwidth_hz for figure in source.noise_figure_db]
         self._fading = LazySeries(self._faded)
 
@@ -145,10 +159,29 @@ class NetworkChannels:
         """The step of a time."""
         return int(t_s / self._step_s + 1e-6) % self._steps
 
-    def rsrp_dbm(self, t_s: float) -> Array:
-        """[ues, cells] powers that the UEs receive from the cells, without fading and noise."""
-        powers: Array = self._source.downlink_dbm + 10 * np.log10(self.gains[:, :, self.at(t_s)].astype(np.float64))
+    def rsrp_dbm(self, t_s: float, ues: Sequence[int] | None = None) -> Array:
+        """[ues, cells] powers that the UEs, or some of them, receive from the cells, without fading and noise."""
+        at, known = self.at(t_s), range(len(self._ues)) if ues is None else ues
+        gains = np.array([self.gains[ue][:, at] for ue in known], np.float64).reshape(len(known), len(self._places))
+        powers: Array = self._source.downlink_dbm + 10 * np.log10(gains)
         return powers
+
+    def forget(self, ue: int) -> None:
+        """Free the gains of a UE, which are computed again when they are needed."""
+        self.gains.pop(ue, None)
+
+    def used(self, window: int) -> Used:
+        """What was counted of a window that has ended."""
+        assert self._loads is not None
+        uplink = self._uplink(window)
+        self._parts[window].update(uplink)
+        return Used(window, self._loads.own(window), uplink)
+
+    def take(self, used: Used) -> None:
+        """Take what other cells used in a window, before anything in the next one is asked."""
+        assert self._loads is not None
+        self._loads.take(used.window, used.downlink)
+        self._parts[used.window].update(used.uplink)
 
     def air(self, cell: int) -> AdaptedAir:
         """The channels of all UEs to one cell."""
@@ -161,7 +194,7 @@ class NetworkChannels:
     def sinr_db(self, ue: int, cell: int, up: bool, t_s: float) -> float:
         """SINR between a UE and a cell that serves it."""
         dbm = self._source.uplink_dbm if up else self._source.downlink_dbm
-        power_w = watts(dbm) * float(self.gains[ue, cell, self.at(t_s)])
+        power_w = watts(dbm) * float(self.gains[ue][cell, self.at(t_s)])
         snr = power_w / (self._floors[not up] + self.interference_w(ue, cell, up, t_s))
         return 10 * math.log10(max(snr, LEAST_SNR)) + self._fading[ue][not up].at(t_s)
 
@@ -176,27 +209,39 @@ class NetworkChannels:
             return float(self._uplink_w(window)[cell])
         used = self._loads.downlink(window)
         used[cell] = 0.0
-        return watts(self._source.downlink_dbm) * float(used @ self.gains[ue, :, self.at(t_s)])
+        return watts(self._source.downlink_dbm) * float(used @ self.gains[ue][:, self.at(t_s)])
 
     def _uplink_w(self, window: int) -> Array:
         """[cells] mean power that each receives from the UEs of others in a window that has ended."""
-        assert self._loads is not None
         if (found := self._from_ues.get(window)) is None:
-            found, at = np.zeros(self.gains.shape[1]), self.at(self._loads.begin_s(window))
-            for (own, ue), share in self._loads.uplink(window).items():
-                powers = share * self.gains[ue, :, at]
-                powers[own] = 0.0
-                found += powers
+            parts = self._parts.pop(window, None) or self._uplink(window)
+            found = self._from_ues[window] = np.zeros(len(self._places))
+            for cell in sorted(parts):
+                found += parts[cell]
             found *= watts(self._source.uplink_dbm)
-            self._from_ues[window] = found
         return found
 
-    def _gains(self, ue: NetworkUe, number: int, cells: Sequence[CellPlace]) -> NDArray[np.float32]:
-        """[cells, steps] gains of a UE."""
-        rng, source = np.random.default_rng([self._seed, number]), self._source
-        stations = list(dict.fromkeys(cell.at for cell in cells))
+    def _uplink(self, window: int) -> dict[int, Array]:
+        """See `Used.uplink`: what was counted here."""
+        assert self._loads is not None
+        found, at = defaultdict[int, Array](lambda: np.zeros(len(self._places))), self.at(self._loads.begin_s(window))
+        for (own, ue), share in self._loads.uplink(window).items():
+            powers = share * self.gains[ue][:, at]
+            powers[own] = 0.0
+            found[own] += powers
+        return dict(found)
+
+    def _place(self, number: int) -> tuple[NDArray[np.complex128], np.random.Generator]:
+        """[steps] places of a UE after the rest, and its random numbers that follow."""
+        rng = np.random.default_rng([self._seed, number])
+        stations = list(dict.fromkeys(cell.at for cell in self._places))
         t_s = np.arange(self._steps - self._resting, dtype=np.float64) * self._step_s
-        place = places(ue, stations[number % len(stations)], rng, t_s)
+        return places(self._ues[number], stations[number % len(stations)], rng, t_s), rng
+
+    def _gains(self, number: int) -> NDArray[np.float32]:
+        """[cells, steps] gains of a UE."""
+        (place, rng), source, cells = self._place(number), self._source, self._places
+        stations = dict.fromkeys(cell.at for cell in cells)
         moved_m = np.abs(np.diff(place, prepend=place[0]))
         loss = PathLoss(10 ** (source.gain_1m_db / 10), source.exponent)
         shadowing = Shadowing(source.shadowing_db, source.decorrelation_m)

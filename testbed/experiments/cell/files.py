@@ -13,6 +13,7 @@ from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.real import run_cell_really
 from testbed.experiments.cell.rows import document, ue_rows
 from testbed.experiments.cell.run import Told, run_cell, untold
+from testbed.experiments.cell.several.workers import Spread
 from testbed.experiments.report.cell import KIND, SERIES
 from testbed.experiments.report.page import write_report
 from testbed.experiments.results import directory as results
@@ -24,20 +25,29 @@ from testbed.options import resolved
 CELL, UES = "cell.json", "ues.csv"
 
 
-def carry_out(config: CellConfig, real: bool, out: Path | None, told: Told = untold) -> dict[str, Any]:
+def carry_out(
+    config: CellConfig,
+    real: bool,
+    out: Path | None,
+    told: Told = untold,
+    spread: Spread = Spread(),  # noqa: B008
+) -> dict[str, Any]:
     """Run a cell in virtual time or with processes, and return the document of `cell.json`.
 
     Args:
         out: directory for the results; None: nothing is written.
         told: called while it runs.
+        spread: see `run_cell`.
 
     Raises:
-        BadInput: the directory belongs to another configuration or another kind of run, or see `run_cell` and
-            `run_cell_really`.
+        BadInput: more than one process in real time, the directory belongs to another configuration or another kind
+            of run, or see `run_cell` and `run_cell_really`.
     """
+    if real and spread != Spread():
+        raise BadInput("--executor and --workers are for virtual time, not for --real")
 
     def run_it(cell: CellConfig) -> CellRun:
-        return run_cell_really(cell, told) if real else run_cell(cell, told=told)
+        return run_cell_really(cell, told) if real else run_cell(cell, told=told, spread=spread)
 
     if out is None:
         return document(config, run_it(config))

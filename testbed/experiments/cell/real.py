@@ -31,7 +31,7 @@ from testbed.experiments.cell.real_processes import RadioReport, UeReport, lead_
 from testbed.experiments.cell.real_ue import CellUeOrder, answer_together, run_ue
 from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import Told, untold
-from testbed.experiments.cell.several.network import network_channels
+from testbed.experiments.cell.several.channels import network_channels
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.inputs.state import NONE
 from testbed.experiments.runs.forked import start, stop_all

@@ -22,7 +22,7 @@ from testbed.experiments.cell.config import CellConfig, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
 from testbed.experiments.cell.parts.relayed import RelayedCell, RelayedWays
-from testbed.experiments.cell.several.network import network_channels, radio_cell
+from testbed.experiments.cell.several.channels import network_channels, radio_cell
 from testbed.experiments.cell.several.relayed import RelayedUe, SendingUe
 from testbed.experiments.cell.several.roaming import Roamer, Roaming
 from testbed.experiments.cell.several.tally import Moves, RoamingTally
@@ -179,6 +179,7 @@ class _Radio:
             self._radios = [RadioCell(config.radio, self._air, config.seed)]
         else:
             self._channels, loads = network_channels(config, config.seconds, lead_s(config))
+            self._channels.rsrp_dbm(0.0)  # computes the gains, which would take time from the first slots
             airs = map(self._channels.air, range(len(config.cells.cells)))
             self._radios = [radio_cell(config, number, air, loads) for number, air in enumerate(airs)]
         alone = self._radios[0] if config.cells is None else None
@@ -211,9 +212,9 @@ class _Radio:
             n: RelayedUe(self._radios, way, self._proxies[n], targets, self._lines[n]) for n, way in self._ways.items()
         }
         ues: dict[int, Roamer] = {**relayed, **sending}
-        roaming = Roaming(self._config.cells, self._channels, [ues[n] for n in sorted(ues)], self._clock)
+        roaming = Roaming(self._config.cells, self._channels, dict(sorted(ues.items())), len(ues), range(len(targets)))
         roaming.begin()
-        return [roaming.run()]
+        return [roaming.run(self._clock)]
 
     async def _serve(self, line: Connection, sending: Mapping[int, SendingUe]) -> None:
         start_s = await asyncio.get_running_loop().run_in_executor(None, line.recv)
@@ -255,7 +256,7 @@ class _Radio:
         """Life of a UE that sends bytes."""
         if isinstance(tally, RoamingTally):
             ue.counted(tally)
-        way = Counted(ue.ports[True], tally, True, self._clock)
+        way = Counted(ue.ports[True], tally, True)
         await send_bytes(self._members[number], way, self._clock, dice_of(self._config.seed, number))
 
     async def _control(self, tallies: Sequence[UeTally], path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from testbed.bs.control.hints import DecidedHints
+from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
 from testbed.experiments.cell.csi import RadioChannel, ue_state
-from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear, Site, grouped
+from testbed.experiments.cell.parts.counting import CellRun, Clear, Site, Snapshot, counted, grouped, site_work, ue_work
 from testbed.experiments.cell.parts.decoding import DecodingUes
 from testbed.experiments.cell.parts.station import base_station
 from testbed.experiments.cell.planning import read_plan, ue_name
 from testbed.experiments.cell.several.network import Network
+from testbed.experiments.cell.several.workers import Spread
 from testbed.experiments.cell.tally import Counted, UeTally, Watch, unwatched
 from testbed.experiments.cell.ue import dice_of, send_bytes
 from testbed.experiments.deployment.links import VirtualRadio
@@ -36,6 +38,7 @@ def run_cell(
     clear: Clear = lambda seconds: False,
     channels_s: float | None = None,
     told: Told = untold,
+    spread: Spread = Spread(),  # noqa: B008
 ) -> CellRun:
     """Run a cell in virtual time; the same configuration gives the same result.
 
@@ -44,6 +47,8 @@ def run_cell(
         clear: called after every step with the time since the warm-up; the run ends early once it returns true.
         channels_s: time that computed channels cover, after which they repeat. Default: that of the run.
         told: called after every step that follows the warm-up.
+        spread: processes among which base stations are divided; whatever it is, the result is the same. More than one
+            take no `watches`.
 
     Raises:
         BadInput: an unknown profile, an unreadable trace, or efficiencies that do not fit the groups.
@@ -54,8 +59,12 @@ def run_cell(
         told(config.warmup_s + seconds, config.seconds)
         return clear(seconds)
 
-    make = _Cell if config.cells is None else Network
-    return run_virtually(make(config, channels_s or config.seconds).run(watches or {}, stepped))
+    if config.cells is None:
+        if spread != Spread():
+            raise BadInput("base stations are divided among processes: give `cells`, or one process")
+        return run_virtually(_Cell(config, channels_s or config.seconds).run(watches or {}, stepped))
+    with spread.begun() as workers:
+        return Network(config, channels_s or config.seconds, watches, workers).run(stepped)
 
 
 class _Cell:
@@ -86,9 +95,13 @@ class _Cell:
         ]
         if config.control.decides:
             lives.append(self._controller().run(tallies))
-        counter = CellCounter(config, clock, [Site(self._radio.cell, self._bs)], self._radio.ports)
-        counted = counter.count(grouped(config, tallies), from_s, to_s, clear)
-        return await self._deployment.run(counted, *lives)
+
+        def look(whole: bool) -> Snapshot:
+            ues = {number: ue_work(self._radio.ports[number], tally) for number, tally in enumerate(tallies)}
+            return Snapshot(ues, self._bs.waiting, {0: site_work(0, Site(self._radio.cell, self._bs))} if whole else {})
+
+        counting = counted(config, clock, look, grouped(config, tallies), clear)
+        return await self._deployment.run(counting, *lives)
 
     def _controller(self) -> JointController:
         return JointController(
@@ -97,7 +110,7 @@ class _Cell:
         )  # fmt: skip
 
     def _ways(self, number: int, tally: UeTally) -> tuple[Counted, Counted]:
-        up, down = (Counted(self._radio.ports[number][up], tally, up, self._deployment.clock) for up in (True, False))
+        up, down = (Counted(self._radio.ports[number][up], tally, up) for up in (True, False))
         return up, down
 
     async def _send(self, group: UeGroup, number: int, tally: UeTally) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,20 +11,16 @@ from testbed.experiments.cell.config import UeGroup
 from testbed.experiments.cell.tally import UeTally
 
 
-class Port(Protocol):
-    """What is counted of one direction of a UE."""
+class UeWork(NamedTuple):
+    """What a UE has done so far."""
 
-    @property
-    def slots(self) -> int:
-        """Slots in which it has sent."""
-
-    @property
-    def used(self) -> float:
-        """Sum of its shares of the bandwidth."""
-
-
-Ports = Mapping[bool, Port]
-"""The ports of a UE by direction; True: uplink."""
+    slots: dict[bool, int]
+    """Slots in which it has sent, by direction; True: uplink."""
+    used: dict[bool, float]
+    """Sum of its shares of the bandwidth."""
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
 
 
 class GroupSeries(msgspec.Struct):
@@ -54,60 +50,58 @@ class SeriesRecorder:
     """Takes the steps of a `CellSeries`.
 
     Args:
-        groups: the groups with their UEs.
-        ports: ports of all UEs, in order.
-        queue: tells the number of waiting windows.
+        before: what the UEs had done at the beginning, in order.
         slots: slots of a direction per step.
     """
 
     def __init__(
-        self,
-        step_s: float,
-        groups: Sequence[tuple[UeGroup, Sequence[UeTally]]],
-        ports: Sequence[Ports],
-        queue: Callable[[], int],
-        slots: Mapping[bool, float],
+        self, step_s: float, groups: Sequence[UeGroup], before: Sequence[UeWork], slots: Mapping[bool, float]
     ) -> None:
-        self._groups, self._ports, self._queue, self._slots = groups, ports, queue, slots
-        self.series = CellSeries(step_s, {group.name: GroupSeries() for group, _ in groups})
-        self._before = self._counts()
+        self._groups, self._slots = groups, slots
+        self._series = CellSeries(step_s, {group.name: GroupSeries() for group in groups})
+        self._before = self._counts(before)
 
-    def step(self) -> None:
-        """Take the values of the step that ends now."""
-        counts = self._counts()
-        for (group, _), after, before in zip(self._groups, counts, self._before, strict=True):
-            series = self.series.groups[group.name]
+    def step(self, works: Sequence[UeWork], queue: int) -> None:
+        """Take the values of the step that ends now.
+
+        Args:
+            works: what the UEs have done, in order.
+            queue: number of waiting windows.
+        """
+        counts = self._counts(works)
+        for group, after, before in zip(self._groups, counts, self._before, strict=True):
+            series = self._series.groups[group.name]
             grown = {key: after[key] - before[key] for key in after}
             series.uplink_share.append(grown["up"] / self._slots[True])
             series.downlink_share.append(grown["down"] / self._slots[False])
             decodes = group.traffic == "tokens"
-            series.goodput_tps.append(grown["tokens"] / self.series.step_s if decodes else None)
+            series.goodput_tps.append(grown["tokens"] / self._series.step_s if decodes else None)
             series.window.append(grown["drafted"] / grown["rounds"] if grown["rounds"] else None)
-        self.series.queue.append(self._queue())
+        self._series.queue.append(queue)
         self._before = counts
 
-    def finished(self) -> CellSeries:
+    def finished(self, groups: Sequence[tuple[UeGroup, Sequence[UeTally]]]) -> CellSeries:
         """The series, with the latencies of all responses."""
-        self.series.latencies_s = {
+        self._series.latencies_s = {
             group.name: [latency for tally in tallies for latency in tally.latencies_s]
-            for group, tallies in self._groups
+            for group, tallies in groups
             if group.traffic == "tokens"
         }
-        return self.series
+        return self._series
 
-    def _counts(self) -> list[dict[str, float]]:
+    def _counts(self, works: Sequence[UeWork]) -> list[dict[str, float]]:
         """Sums over the UEs of each group."""
         found, first = [], 0
-        for group, tallies in self._groups:
-            ports = self._ports[first : first + group.count]
+        for group in self._groups:
+            own = works[first : first + group.count]
             first += group.count
             found.append(
                 {
-                    "up": sum(port[True].used for port in ports),
-                    "down": sum(port[False].used for port in ports),
-                    "tokens": sum(tally.tokens for tally in tallies),
-                    "rounds": sum(tally.rounds for tally in tallies),
-                    "drafted": sum(tally.drafted for tally in tallies),
+                    "up": sum(work.used[True] for work in own),
+                    "down": sum(work.used[False] for work in own),
+                    "tokens": sum(work.tokens for work in own),
+                    "rounds": sum(work.rounds for work in own),
+                    "drafted": sum(work.drafted for work in own),
                 }
             )
         return found

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -89,6 +89,10 @@ class UeTally:
         self._committed = 0
         """Tokens of the response in progress."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is counted, without clock and watch, for another process."""
+        return {name: value for name, value in vars(self).items() if name not in ("_clock", "_watch")}
+
     @property
     def counting(self) -> bool:
         """Whether the time has begun and not ended."""
@@ -126,6 +130,20 @@ class UeTally:
     def computed(self, seconds: float) -> None:
         """Count a step of its drafter that ends now."""
         self.computed_s += seconds * self.counting
+
+    def sends(self, up: bool) -> float | None:
+        """Count a message that is sent now; returns the time if its delay counts."""
+        if not (up and self.counting):
+            return None
+        self.sent += 1
+        return self._clock.time()
+
+    def arrives(self, up: bool, size_bytes: float, sent_s: float | None) -> None:
+        """Count a message that arrives now; `sent_s` is what `sends` returned."""
+        if self.counting:
+            self.bytes[up] += size_bytes
+        if sent_s is not None:
+            self.delays_s.append(self._clock.time() - sent_s)
 
     def switched(self) -> None:
         """Count a change of its window or protocol by the controller."""
@@ -176,19 +194,15 @@ class DueWay(Protocol):
 class Counted:
     """Implements `OneWay`: a port whose messages are counted, and due with the next token of the UE."""
 
-    def __init__(self, way: DueWay, tally: UeTally, up: bool, clock: Clock) -> None:
-        self._way, self._tally, self._up, self._clock = way, tally, up, clock
+    def __init__(self, way: DueWay, tally: UeTally, up: bool) -> None:
+        self._way, self._tally, self._up = way, tally, up
 
     def carry(self, size_bytes: float, deliver: Callable[[], None]) -> None:
         """See `OneWay.carry`."""
-        tally, sent_s, counted = self._tally, self._clock.time(), self._up and self._tally.counting
-        tally.sent += counted
+        sent_s = self._tally.sends(self._up)
 
         def arrived() -> None:
-            if tally.counting:
-                tally.bytes[self._up] += size_bytes
-            if counted:
-                tally.delays_s.append(self._clock.time() - sent_s)
+            self._tally.arrives(self._up, size_bytes, sent_s)
             deliver()
 
-        self._way.carry(size_bytes, arrived, tally.due_s)
+        self._way.carry(size_bytes, arrived, self._tally.due_s)

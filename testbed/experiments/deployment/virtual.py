@@ -4,7 +4,7 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from testbed.bs.engines.runner import EngineRunner
@@ -64,9 +64,15 @@ class VirtualStation:
         self._peers += 1
         return Client(self.attach(ways, sizers, name or f"ue-{self._peers}".encode()), self._clock, 0, TIMEOUT_S)
 
-    def attach(self, ways: tuple[OneWay, OneWay], sizers: tuple[Sizer, Sizer], name: bytes) -> VirtualLink:
-        """A new UE's link; arguments as in `connect`."""
-        return self._link.attach(name, *ways, sizers, patient=True)
+    def attach(
+        self,
+        ways: tuple[OneWay, OneWay],
+        sizers: tuple[Sizer, Sizer],
+        name: bytes,
+        deliver: Callable[[list[bytes], int], None] | None = None,
+    ) -> VirtualLink:
+        """A new UE's link; arguments as in `connect` and `VirtualServerLink.attach`."""
+        return self._link.attach(name, *ways, sizers, patient=True, deliver=deliver)
 
     def release(self, name: bytes, sessions: Iterable[int]) -> None:
         """Forget a UE that has left, and close its sessions (UE context release, 3GPP TS 38.423)."""

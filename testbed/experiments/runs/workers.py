@@ -1,4 +1,4 @@
-"""Processes of one command that share its work."""
+"""Processes of one command that share its work: on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
-from testbed.errors import EngineError
+from testbed.errors import BadInput, EngineError
 from testbed.process.interrupts import as_worker
+
+LOCAL, RAY = "local", "ray"
+EXECUTORS = (LOCAL, RAY)
+STARTS = 3
+"""Attempts to start a local cluster: Ray's start-up timeout of 30 s can be too short on a busy machine."""
 
 
 @contextlib.contextmanager
@@ -46,3 +52,65 @@ def _begin(parent: int, begin: Callable[..., None] | None, arguments: tuple[obje
     as_worker(parent)
     if begin is not None:
         begin(*arguments)
+
+
+@contextlib.contextmanager
+def connected(workers: int | None) -> Iterator[Any]:
+    """The module `ray`, connected to an existing cluster, or to a new one on this machine, until the end of the block.
+
+    Args:
+        workers: cores of a new cluster; None: as many as this machine has.
+
+    Raises:
+        BadInput: Ray is not installed, or the cluster at `RAY_ADDRESS` does not answer.
+        EngineError: Ray does not start.
+    """
+    ray = _begun(workers)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def ray_errors(ray: Any, advice: str) -> Iterator[None]:
+    """Raise the errors of actors as they were raised there.
+
+    Args:
+        advice: what to do if an actor or its node has died.
+
+    Raises:
+        EngineError: one has.
+    """
+    try:
+        yield
+    except ray.exceptions.RayTaskError as exc:
+        raise exc.cause if exc.cause is not None else EngineError(str(exc)) from exc
+    except ray.exceptions.RayError as exc:
+        raise EngineError(f"Ray: {exc}; {advice}") from exc
+
+
+def _begun(workers: int | None) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        import ray.util
+    except ModuleNotFoundError as exc:
+        raise BadInput("--executor ray needs Ray: install the extra `ray`") from exc
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError as exc:
+        if address := os.environ.get("RAY_ADDRESS"):
+            raise BadInput(f"no Ray cluster answers at {address} (RAY_ADDRESS)") from exc
+    else:
+        return ray
+    for attempt in range(1, STARTS + 1):
+        try:
+            ray.init(address="local", num_cpus=workers or os.cpu_count(), include_dashboard=False, **quiet)
+            break
+        except Exception as exc:  # Ray has no narrower class for failed start-up
+            ray.shutdown()
+            if attempt == STARTS:
+                raise EngineError(f"Ray does not start: {' '.join(str(exc).split())}") from exc
+    return ray

@@ -16,6 +16,7 @@ from testbed.errors import BadInput, GateError
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.runs.demo import judging, labelled
+from testbed.experiments.runs.workers import EXECUTORS, LOCAL, RAY
 from testbed.experiments.sweep.baselines import NAME
 from testbed.experiments.sweep.points import (
     LEVEL,
@@ -43,8 +44,6 @@ __all__ = [
     "sweep_rows",
 ]
 
-LOCAL, RAY = "local", "ray"
-EXECUTORS = (LOCAL, RAY)
 IN_COLUMNS = {"methods", "channel", NAME, PROTOCOL, RATE}
 """Keys of a point that rows have in their own columns."""
 

@@ -11,14 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from testbed.errors import BadInput, EngineError
+from testbed.experiments.runs.workers import connected, ray_errors
 from testbed.experiments.sweep.points import SweepPoint
 from testbed.experiments.sweep.run import PointRunner
 
-STARTS = 3
-"""Attempts to start a local cluster: Ray's start-up timeout of 30 s can be too short on a busy machine."""
 LAST = "summary.json"
 """File written last, which marks a complete run."""
 
@@ -48,8 +45,7 @@ def on_ray(todo: Sequence[SweepPoint], folder: Path, workers: int | None) -> Ite
         BadInput: Ray is not installed, or the cluster at `RAY_ADDRESS` does not answer.
         EngineError: an actor or its node died.
     """
-    ray = _connected(workers)
-    try:
+    with connected(workers) as ray, ray_errors(ray, "run the same command again to continue"):
         cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
         actor = ray.remote(Worker).options(num_cpus=1)
         actors = [actor.remote(todo) for _ in range(min(workers or cores, cores, len(todo)))]
@@ -57,39 +53,6 @@ def on_ray(todo: Sequence[SweepPoint], folder: Path, workers: int | None) -> Ite
         for number, files in pool.map_unordered(lambda one, number: one.run.remote(number), range(len(todo))):
             _write(folder / todo[number].key, files)
             yield todo[number]
-    except ray.exceptions.RayTaskError as exc:
-        raise exc.cause if exc.cause is not None else EngineError(str(exc)) from exc
-    except ray.exceptions.RayError as exc:
-        raise EngineError(f"Ray: {exc}; run the same command again to continue") from exc
-    finally:
-        ray.shutdown()
-
-
-def _connected(workers: int | None) -> Any:
-    """Connect Ray to an existing cluster, or to a new one on this machine."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        import ray.util
-    except ModuleNotFoundError as exc:
-        raise BadInput("--executor ray needs Ray: install the extra `ray`") from exc
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        ray.init(address="auto", **quiet)
-    except ConnectionError as exc:
-        if address := os.environ.get("RAY_ADDRESS"):
-            raise BadInput(f"no Ray cluster answers at {address} (RAY_ADDRESS)") from exc
-    else:
-        return ray
-    for attempt in range(1, STARTS + 1):
-        try:
-            ray.init(address="local", num_cpus=workers or os.cpu_count(), include_dashboard=False, **quiet)
-            break
-        except Exception as exc:  # Ray has no narrower class for failed start-up
-            ray.shutdown()
-            if attempt == STARTS:
-                raise EngineError(f"Ray does not start: {' '.join(str(exc).split())}") from exc
-    return ray
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:

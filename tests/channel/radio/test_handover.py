@@ -9,7 +9,7 @@ import pytest
 
 from testbed.channel.radio.handover import A3Events, Handover
 from testbed.channel.radio.model import ModelSource, Spectrum
-from testbed.channel.radio.network import CellPlace, NetworkChannels, NetworkUe
+from testbed.channel.radio.network import FARTHEST_M, CellPlace, NetworkChannels, NetworkUe
 from testbed.errors import BadInput
 
 PLAIN = ModelSource(shadowing_db=0.0, fading="none")
@@ -145,8 +145,9 @@ def test_more_channels_than_memory_should_hold_are_refused() -> None:
 
 
 def test_powers_from_afar_stay_numbers() -> None:
-    ue = NetworkUe(path_m=((1e25, 0.0), (2e25, 0.0)))
-    channels = NetworkChannels(PLAIN, [CellPlace(0j), CellPlace(1j)], [ue], SPECTRUM, 1.0, 0)
+    source = ModelSource(shadowing_db=0.0, fading="none", exponent=10.0)
+    ue = NetworkUe(path_m=((FARTHEST_M, 0.0), (FARTHEST_M / 2, 0.0)))
+    channels = NetworkChannels(source, [CellPlace(0j), CellPlace(1j)], [ue], SPECTRUM, 1.0, 0)
     assert np.isfinite(channels.rsrp_dbm(0.0)).all()
     assert channels.sinr_db(0, 0, True, 0.0) < -100
 
@@ -156,8 +157,8 @@ def test_ues_that_rest_at_first_move_as_they_would_have_without_it() -> None:
     moving, resting = (
         NetworkChannels(ModelSource(), cells, ues, SPECTRUM, 5.0, seed=4, rest_s=rest_s) for rest_s in (0.0, 2.0)
     )
-    steps = moving.gains.shape[2]
-    rest = resting.gains.shape[2] - steps
-    assert resting.at(2.0) == rest > 0 and np.ptp(moving.gains) > 0
-    np.testing.assert_array_equal(resting.gains[:, :, rest:], moving.gains)
-    np.testing.assert_array_equal(resting.gains[:, :, :rest], np.repeat(moving.gains[:, :, :1], rest, axis=2))
+    gains, rested = moving.gains[0], resting.gains[0]
+    rest = rested.shape[1] - gains.shape[1]
+    assert resting.at(2.0) == rest > 0 and np.ptp(gains) > 0
+    np.testing.assert_array_equal(rested[:, rest:], gains)
+    np.testing.assert_array_equal(rested[:, :rest], np.repeat(gains[:, :1], rest, axis=1))

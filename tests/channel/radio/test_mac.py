@@ -163,6 +163,28 @@ def test_lost_blocks_cost_harq_round_trips() -> None:
     assert (losses == 0).mean() == pytest.approx(0.7, abs=0.03)
 
 
+def test_what_arrives_while_a_lost_block_waits_is_not_sent_in_a_slot_that_has_begun() -> None:
+    """The first block is lost in slot 0 and sent again in slot 8. The next message is there after the beginning of slot
+    3, is sent in slot 4, and arrives with the first one, in order.
+    """
+
+    async def run() -> list[tuple[int, float]]:
+        radio, sent = cell(harq=Harq(rtt_ms=8.0)), list[tuple[int, float]]()
+        radio._used = lambda slot, ue, up, share: sent.append((slot, asyncio.get_running_loop().time()))
+        radio._air.state = lambda ue, up, t_s: AirState(EFFICIENCY, float(t_s == 0))  # type: ignore[method-assign]
+        sender = Sender(radio.port(0, True))
+        first = sender.send(BITS_PER_SLOT / 16)
+        await asyncio.sleep(0.0035)
+        last = sender.send(BITS_PER_SLOT / 16)
+        await first.wait()
+        await last.wait()
+        return sent
+
+    sent = run_virtually(run())
+    assert [slot for slot, _ in sent] == [0, 4, 8]
+    assert [at_s for _, at_s in sent] == pytest.approx([0.0, 0.004, 0.008])
+
+
 def test_rlc_sends_again_what_harq_gave_up() -> None:
     async def run() -> float:
         radio = cell(1, 3, Harq(bler=0.5, attempts=1, rlc_ms=50.0))

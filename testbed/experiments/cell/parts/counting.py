@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from testbed.channel.radio.mac import RadioCell
 from testbed.clock import Clock
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.series import CellSeries, Ports, SeriesRecorder
+from testbed.experiments.cell.series import CellSeries, SeriesRecorder, UeWork
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.deployment.virtual import VirtualStation
 
@@ -73,65 +73,137 @@ def grouped(config: CellConfig, tallies: Sequence[UeTally]) -> Groups:
     return groups
 
 
+class SiteWork(NamedTuple):
+    """What a cell and its base station have done so far."""
+
+    station: int
+    """Number of the base station."""
+    passes: int
+    busy_s: float
+    used: dict[bool, float]
+    """Sum of the shares of the bandwidth in use, by direction; True: uplink."""
+
+
+def site_work(number: int, site: Site) -> SiteWork:
+    """What a cell of the base station of this number has done so far."""
+    known = site.station.metrics()
+    return SiteWork(
+        number, known["passes"], known["busy_s"], {way: one.used for way, one in site.radio.counters.items()}
+    )
+
+
+class Port(Protocol):
+    """What is counted of one direction of a UE."""
+
+    @property
+    def slots(self) -> int:
+        """Slots in which it has sent."""
+
+    @property
+    def used(self) -> float:
+        """Sum of its shares of the bandwidth."""
+
+
+def ue_work(ports: Mapping[bool, Port], tally: UeTally) -> UeWork:
+    """What a UE has done so far."""
+    return UeWork(
+        {way: port.slots for way, port in ports.items()}, {way: port.used for way, port in ports.items()},
+        tally.tokens, tally.rounds, tally.drafted,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters at one time, of everything or of a part of it."""
+
+    ues: dict[int, UeWork]
+    """By number of the UE."""
+    waiting: int
+    """Windows that wait for engines."""
+    sites: dict[int, SiteWork] = field(default_factory=dict)
+    """By number of the cell; empty between the beginning and the end."""
+
+    def with_others(self, others: Iterable[Snapshot]) -> Snapshot:
+        """Together with those of the other parts."""
+        parts = [self, *others]
+        ues, sites = {}, {}
+        for part in parts:
+            ues.update(part.ues)
+            sites.update(part.sites)
+        return Snapshot(dict(sorted(ues.items())), sum(part.waiting for part in parts), dict(sorted(sites.items())))
+
+
 class CellCounter:
-    """Counts a run.
+    """Counts a run from snapshots.
 
     Args:
-        ports: of all UEs, in order.
+        before: at the end of the warm-up.
     """
 
-    def __init__(self, config: CellConfig, clock: Clock, sites: Sequence[Site], ports: Sequence[Ports]) -> None:
-        self._config, self._clock, self._sites, self._ports = config, clock, sites, ports
+    def __init__(self, config: CellConfig, before: Snapshot) -> None:
+        self._config, self._before = config, before
+        seconds = config.seconds - config.warmup_s
+        slots = {way: direction_slots(config, way) * config.step_s / seconds for way in (True, False)}
+        self._recorder = SeriesRecorder(config.step_s, config.ues, list(before.ues.values()), slots)
 
-    async def count(self, groups: Groups, from_s: float, to_s: float, clear: Clear) -> CellRun:
-        """The counters of the time from `from_s` to `to_s`, or until it is `clear`."""
-        config, clock = self._config, self._clock
-        steps = max(1, int((to_s - from_s) / config.step_s + 1e-9))
-        slots = {up: direction_slots(config, up) for up in (True, False)}
-        await clock.sleep(from_s - clock.time())
-        before = [self._work(site) for site in self._sites]
-        aired = [{way: (port.slots, port.used) for way, port in ports.items()} for ports in self._ports]
-        each = {way: count * config.step_s / (to_s - from_s) for way, count in slots.items()}
-        recorder = SeriesRecorder(config.step_s, groups, self._ports, self._waiting, each)
-        for step in range(1, steps + 1):
-            await clock.sleep(from_s + step * config.step_s - clock.time())
-            recorder.step()
-            if clear(step * config.step_s):
-                to_s = from_s + step * config.step_s
-                break
-        await clock.sleep(max(0.0, to_s - clock.time()))
+    def step(self, now: Snapshot) -> None:
+        """Take the end of a step of the series."""
+        self._recorder.step(list(now.ues.values()), now.waiting)
+
+    def end(self, now: Snapshot, groups: Groups, seconds: float) -> CellRun:
+        """The counters at the end, `seconds` after the warm-up."""
+        slot_s = self._config.radio.slot_s
         everyone = [tally for _, tallies in groups for tally in tallies]
-        for tally, ports, first in zip(everyone, self._ports, aired, strict=True):
-            for way, port in ports.items():
-                tally.air_s[way] = (port.slots - first[way][0]) * config.radio.slot_s
-                tally.band_s[way] = (port.used - first[way][1]) * config.radio.slot_s
-        sites = [self._run(*pair, to_s - from_s) for pair in zip(self._sites, before, strict=True)]
-        engines = list({id(site.station): run for site, run in zip(self._sites, sites, strict=True)}.values())
+        for tally, after, before in zip(everyone, now.ues.values(), self._before.ues.values(), strict=True):
+            for way in (True, False):
+                tally.air_s[way] = (after.slots[way] - before.slots[way]) * slot_s
+                tally.band_s[way] = (after.used[way] - before.used[way]) * slot_s
+        sites = [self._run(now.sites[number], before, seconds) for number, before in self._before.sites.items()]
+        stations = [work.station for work in now.sites.values()]
+        engines = list(dict(zip(stations, sites, strict=True)).values())
         return CellRun(
             groups=groups,
             uplink=sum(site.uplink for site in sites) / len(sites),
             downlink=sum(site.downlink for site in sites) / len(sites),
             passes=sum(engine.passes for engine in engines),
             busy=sum(engine.busy for engine in engines) / len(engines),
-            seconds=to_s - from_s,
-            series=recorder.finished(),
+            seconds=seconds,
+            series=self._recorder.finished(groups),
             sites=sites,
         )
 
-    def _waiting(self) -> int:
-        return sum(station.waiting for station in {id(site.station): site.station for site in self._sites}.values())
-
-    def _work(self, site: Site) -> tuple[dict[str, Any], float, float]:
-        used = site.radio.counters
-        return site.station.metrics(), used[True].used, used[False].used
-
-    def _run(self, site: Site, before: tuple[dict[str, Any], float, float], seconds: float) -> SiteRun:
-        earlier, up, down = before
-        later, up_now, down_now = self._work(site)
+    def _run(self, now: SiteWork, before: SiteWork, seconds: float) -> SiteRun:
         counted = {way: direction_slots(self._config, way, seconds) for way in (True, False)}
         return SiteRun(
-            uplink=(up_now - up) / counted[True],
-            downlink=(down_now - down) / counted[False],
-            passes=later["passes"] - earlier["passes"],
-            busy=min(1.0, (later["busy_s"] - earlier["busy_s"]) / seconds),  # a pass counts when it ends
+            uplink=(now.used[True] - before.used[True]) / counted[True],
+            downlink=(now.used[False] - before.used[False]) / counted[False],
+            passes=now.passes - before.passes,
+            busy=min(1.0, (now.busy_s - before.busy_s) / seconds),  # a pass counts when it ends
         )
+
+
+def steps_of(config: CellConfig) -> int:
+    """Steps of the series."""
+    return max(1, int((config.seconds - config.warmup_s) / config.step_s + 1e-9))
+
+
+async def counted(
+    config: CellConfig, clock: Clock, look: Callable[[bool], Snapshot], groups: Groups, clear: Clear
+) -> CellRun:
+    """The counters of a run that begins now, from the warm-up to its end, or until it is `clear`.
+
+    Args:
+        look: takes a snapshot, with or without the sites.
+    """
+    start_s = clock.time()
+    from_s, to_s = start_s + config.warmup_s, start_s + config.seconds
+    await clock.sleep(from_s - clock.time())
+    counter = CellCounter(config, look(True))
+    for step in range(1, steps_of(config) + 1):
+        await clock.sleep(from_s + step * config.step_s - clock.time())
+        counter.step(look(False))
+        if clear(step * config.step_s):
+            to_s = from_s + step * config.step_s
+            break
+    await clock.sleep(max(0.0, to_s - clock.time()))
+    return counter.end(look(True), groups, to_s - from_s)

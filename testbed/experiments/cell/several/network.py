@@ -2,135 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from msgspec.structs import replace
-
-from testbed.channel.radio.adaptation import AdaptedAir
-from testbed.channel.radio.loads import Loads
-from testbed.channel.radio.mac import RadioCell
-from testbed.channel.radio.model import ModelSource, Spectrum
-from testbed.channel.radio.network import CellPlace, NetworkChannels, NetworkUe
 from testbed.errors import BadInput
-from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.csi import RadioChannel, ue_state
-from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear, Site, grouped
-from testbed.experiments.cell.parts.decoding import DecodingUes
-from testbed.experiments.cell.parts.station import base_station
-from testbed.experiments.cell.several.cache import RoamingCache
-from testbed.experiments.cell.several.roaming import Roaming, RoamingSite, RoamingUe, ServingAir
-from testbed.experiments.cell.several.tally import RoamingTally
-from testbed.experiments.cell.several.ue import RoamingClient, RoamingPort
-from testbed.experiments.cell.stations import Station
-from testbed.experiments.cell.tally import Counted, Watch, unwatched
-from testbed.experiments.cell.ue import dice_of, send_bytes
-from testbed.experiments.deployment.virtual import TIMEOUT_S, VirtualDeployment, VirtualStation
-from testbed.intervals import independent_seed
-from testbed.ue.channel_state import ChannelState
-from testbed.ue.client import Client
+from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.parts.counting import CellCounter, CellRun, Clear, Snapshot, grouped, steps_of
+from testbed.experiments.cell.several.exchange import Division, Inbox, Outbox, Stop
+from testbed.experiments.cell.several.group import Group
+from testbed.experiments.cell.several.workers import InProcess, Workers
+from testbed.experiments.cell.stations import CellsConfig
+from testbed.experiments.cell.tally import Watch
+
+WINDOW_MS = 10.0
+"""Time between two exchanges of cells that do not interfere."""
 
 
-def network_ues(config: CellConfig) -> list[NetworkUe]:
-    """The UEs of all groups, in order, as their channels need them."""
-    return [
-        NetworkUe(group.distance_m, group.speed_mps, group.path_m, number / group.count)
-        for group in config.ues
-        for number in range(group.count)
-    ]
-
-
-def network_channels(
-    config: CellConfig, channels_s: float, rest_s: float = 0.0
-) -> tuple[NetworkChannels, Loads | None]:
-    """The channels of a run of several cells, and what interferes in them; None: they do not interfere.
-
-    Args:
-        rest_s: time at first in which no UE moves.
+def divided(cells: CellsConfig, count: int) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the base stations of `count` groups: neighbours from west to east, as many in each as in the others.
 
     Raises:
-        BadInput: a configuration without `cells`, or places that cannot be.
+        BadInput: fewer base stations than groups.
     """
-    source, radio = config.radio.source, config.radio
-    if config.cells is None or not isinstance(source, ModelSource):
-        raise BadInput("several cells need `cells`, and a source of kind model")
-    spectrum = Spectrum(radio.bandwidth_hz, radio.slot_s, radio.duplex == "tdd", radio.harq.bler)
-    stations = config.cells.stations
-    cells = [CellPlace(complex(*stations[one.station].at_m), one.azimuth_deg) for one in config.cells.cells]
-    window_ms = config.cells.interference_ms
-    loads = Loads(radio, radio.slots(window_ms), len(cells)) if window_ms else None
-    ues = network_ues(config)
-    return NetworkChannels(source, cells, ues, spectrum, channels_s, config.seed, loads, rest_s), loads
+    stations = cells.stations
+    if count > len(stations):
+        raise BadInput(f"{len(stations)} base stations cannot be divided among {count} processes")
+    order = sorted(range(len(stations)), key=lambda number: stations[number].at_m)
+    ends = [len(order) * group // count for group in range(count + 1)]
+    return tuple(tuple(sorted(order[first:last])) for first, last in itertools.pairwise(ends))
 
 
-def radio_cell(config: CellConfig, number: int, air: AdaptedAir, loads: Loads | None) -> RadioCell:
-    """The slots of one cell."""
-    seed = config.seed if number == 0 else independent_seed(config.seed, "blocks", number)
-    return RadioCell(config.radio, air, seed, None if loads is None else partial(loads.count, number))
+def check_groups(config: CellConfig, count: int) -> None:
+    """Refuse what groups of base stations cannot exchange in time.
+
+    Raises:
+        BadInput: UEs that wait for each other, or interruptions within a window of interference.
+    """
+    cells = config.cells
+    if count == 1:
+        return
+    if cells is None:
+        raise BadInput("base stations are divided among processes: give `cells`, or one process")
+    if any(group.together for group in config.ues):
+        raise BadInput("UEs that send together wait for each other: they need one process")
+    least_ms = _window_slots(config) * config.radio.slot_ms + config.radio.wired_ms
+    if cells.handover.interruption_ms <= least_ms:
+        raise BadInput(
+            f"UEs move between processes during an interruption longer than a window of interference and the wired "
+            f"way, {least_ms:g} ms: cells.handover.interruption_ms is {cells.handover.interruption_ms:g}"
+        )
+
+
+def _window_slots(config: CellConfig) -> int:
+    assert config.cells is not None
+    return config.radio.slots(config.cells.interference_ms or WINDOW_MS)
+
+
+def stops(config: CellConfig) -> Iterator[Stop]:
+    """The stops of a run, in order: windows end half a slot before their last one does, when all that is sent in it is
+    known.
+    """
+    slot_s, window_slots, from_s = config.radio.slot_s, _window_slots(config), config.warmup_s
+    looks = [Stop(from_s, look=True, whole=True)]
+    looks += [Stop(from_s + step * config.step_s, look=True) for step in range(1, steps_of(config) + 1)]
+    looks.append(Stop(config.seconds, look=True, whole=True))
+    window = 0
+    for look in looks:
+        while (end_s := ((window + 1) * window_slots - 0.5) * slot_s) < look.at_s:
+            yield Stop(end_s, window)
+            window += 1
+        yield look
 
 
 class Network:
-    """The parts of a run of several cells.
+    """A run of several cells.
 
     Raises:
         BadInput: a configuration without `cells`, an unknown profile, or places that cannot be.
     """
 
-    def __init__(self, config: CellConfig, channels_s: float) -> None:
-        self.channels, self._loads = network_channels(config, channels_s)
-        assert config.cells is not None
-        self._config, self._cells = config, config.cells
-        self._deployment = VirtualDeployment()
-        self._decoding = DecodingUes(config, self._deployment.clock)
-        self._airs = [self.channels.air(number) for number in range(len(self._cells.cells))]
-        engines = [self._engine(station) for station in self._cells.stations]
-        self.sites = [self._site(number, *engines[one.station]) for number, one in enumerate(self._cells.cells)]
-        self._members = [group for group in config.ues for _ in range(group.count)]
+    def __init__(
+        self, config: CellConfig, channels_s: float, watches: Mapping[str, Watch] | None = None,
+        workers: Workers | None = None,
+    ) -> None:  # fmt: skip
+        if config.cells is None:
+            raise BadInput("several cells need `cells`")
+        count = 1 if workers is None else workers.count
+        check_groups(config, count)
+        shares = divided(config.cells, count)
+        self._config = config
+        self._workers = InProcess() if workers is None else workers
+        self._workers.begin([(config, channels_s, Division(shares, number), watches) for number in range(count)])
 
-    def _engine(self, station: Station) -> tuple[VirtualStation, RoamingCache]:
-        """A base station and its cache."""
-        bs = self._config.bs if station.profile is None else replace(self._config.bs, profile=station.profile)
-        cache = RoamingCache(bs.kv_tokens)
-        return base_station(self._deployment, self._config, bs, cache=cache), cache
+    @property
+    def group(self) -> Group:
+        """The only group of a run in this process."""
+        assert isinstance(self._workers, InProcess)
+        return self._workers.groups[0]
 
-    def _site(self, number: int, station: VirtualStation, cache: RoamingCache) -> RoamingSite:
-        """A cell of a base station."""
-        radio = radio_cell(self._config, number, self._airs[number], self._loads)
-        return RoamingSite(Site(radio, station), cache)
+    def run(self, clear: Clear = lambda seconds: False) -> CellRun:
+        """Run it.
 
-    async def run(self, watches: Mapping[str, Watch], clear: Clear) -> CellRun:
-        """Run it; arguments as in `run_cell`."""
-        config, clock = self._config, self._deployment.clock
-        from_s, to_s = clock.time() + config.warmup_s, clock.time() + config.seconds
-        tallies = [RoamingTally(clock, from_s, to_s, watches.get(group.name, unwatched)) for group in self._members]
-        ues = [self._ue(number, tally) for number, tally in enumerate(tallies)]
-        for one in self.sites:
-            one.site.radio.begin()
-        self.roaming = Roaming(self._cells, self.channels, ues, clock)
-        self.roaming.begin()
-        air = ServingAir(self._airs, ues)
-        lives = [self._life(group, ue, air) for group, ue in zip(self._members, ues, strict=True)]
-        counter = CellCounter(config, clock, [one.site for one in self.sites], [ue.ports for ue in ues])
-        counted = counter.count(grouped(config, tallies), from_s, to_s, clear)
-        return await self._deployment.run(counted, self.roaming.run(), *lives)
+        Args:
+            clear: as in `run_cell`.
 
-    def _ue(self, number: int, tally: RoamingTally) -> RoamingUe:
-        group, clock = self._members[number], self._deployment.clock
-        ports = {up: RoamingPort(number, up, group.weight) for up in (True, False)}
-        if group.traffic == "bytes":
-            return RoamingUe(self.sites, clock, number, ports, tally)
-        client = RoamingClient(clock, TIMEOUT_S)
-        return RoamingUe(self.sites, clock, number, ports, tally, client, self._decoding.sizers(group))
+        Raises:
+            EngineError: a response of greedy decoding under the strict judge differs from the target's own.
+        """
+        try:
+            return self._run(clear)
+        finally:
+            with contextlib.suppress(Exception):  # after a failure, some may be gone
+                self._workers.each("close", [()] * self._workers.count)
 
-    async def _life(self, group: UeGroup, ue: RoamingUe, air: ServingAir) -> None:
-        config, clock = self._config, self._deployment.clock
-        if ue.client is None:
-            way = Counted(ue.ports[True], ue.tally, True, clock)
-            await send_bytes(group, way, clock, dice_of(config.seed, ue.number))
-            return
-        truth = RadioChannel(config.radio, air, ue.number, self.sites[0].site.radio.begin(), clock)
+    def _run(self, clear: Clear) -> CellRun:
+        config, counter, step = self._config, None, 0
+        given = [Inbox()] * self._workers.count
+        for stop in stops(config):
+            sent: list[Outbox] = self._workers.each("advance", [(stop, one) for one in given])
+            given = [_given(sent, number) for number in range(len(sent))]
+            if not stop.look:
+                continue
+            now = _whole([one.snapshot for one in sent])
+            if counter is None:
+                counter = CellCounter(config, now)
+            elif stop.whole:
+                return counter.end(now, self._groups(), config.seconds - config.warmup_s)
+            else:
+                counter.step(now)
+                step += 1
+                if clear(step * config.step_s):
+                    return self._end(counter, stop, step * config.step_s)
+        raise AssertionError("a run has an end")
 
-        async def known(client: Client) -> ChannelState:
-            return await ue_state(group, truth, client, clock, ue.tally, (config.seed, ue.number))
+    def _end(self, counter: CellCounter, stop: Stop, seconds: float) -> CellRun:
+        """End before the configured time."""
+        last = stop._replace(whole=True)
+        sent: list[Outbox] = self._workers.each("advance", [(last, Inbox())] * self._workers.count)
+        return counter.end(_whole([one.snapshot for one in sent]), self._groups(), seconds)
 
-        await self._decoding.decode(group, ue.number, ue.tally, ue.client, known)
+    def _groups(self) -> Any:
+        found: dict[int, Any] = {}
+        for tallies in self._workers.each("tallies", [()] * self._workers.count):
+            found |= tallies
+        return grouped(self._config, [found[number] for number in sorted(found)])
+
+
+def _given(sent: list[Outbox], number: int) -> Inbox:
+    """What a group is given of what all have sent."""
+    used = tuple(one.used for other, one in enumerate(sent) if other != number and one.used is not None)
+    return Inbox(used, tuple(ue for one in sent for ue in one.ues.get(number, ())))
+
+
+def _whole(parts: list[Snapshot | None]) -> Snapshot:
+    first, *others = [part for part in parts if part is not None]
+    return first.with_others(others)

@@ -1,37 +1,32 @@
-"""UEs between base stations: who is served where, and how a UE changes."""
+"""UEs between base stations: who is served where, and when a UE changes."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from testbed.channel.radio.adaptation import OUT_OF_RANGE, AdaptedAir
-from testbed.channel.radio.air import AirState
 from testbed.channel.radio.handover import TOLERANCE_S, A3Events
 from testbed.channel.radio.network import NetworkChannels
 from testbed.channel.trace import Array
-from testbed.channel.virtual import Sizer
 from testbed.clock import Clock
-from testbed.experiments.cell.parts.counting import Site
-from testbed.experiments.cell.planning import ue_name
-from testbed.experiments.cell.several.cache import Moved, RoamingCache, session_of
-from testbed.experiments.cell.several.tally import RoamingTally
-from testbed.experiments.cell.several.ue import RoamingClient, RoamingPorts
 from testbed.experiments.cell.stations import CellsConfig, Migration
-from testbed.experiments.cell.tally import Counted
+from testbed.virtual_time import LogicalProcess, Simulation
+
+RANK = 2**31
+"""Of the logical process of handovers: the last."""
 
 
-@dataclass
-class RoamingSite:
-    """A cell that takes UEs over; cells of one base station have one cache."""
+class Due(NamedTuple):
+    """Arrival of a UE in a cell."""
 
-    site: Site
-    cache: RoamingCache
+    at_s: float
+    cell: int
+    handover: bool
+    """From another cell that had not failed."""
 
 
 class Roamer(Protocol):
@@ -56,172 +51,156 @@ class Roamer(Protocol):
         """Be served by a cell from now on; `handover`: of a base station that had not failed."""
 
 
-@dataclass
-class RoamingUe:
-    """A UE of virtual time, and where it is."""
-
-    sites: Sequence[RoamingSite]
-    clock: Clock
-    number: int
-    ports: RoamingPorts
-    tally: RoamingTally
-    client: RoamingClient | None = None
-    """None: it sends bytes."""
-    sizers: tuple[Sizer, Sizer] | None = None
-    station: int | None = None
-    """None: it is in no cell."""
-    arrivals: int = 0
-    sessions: dict[int, Moved] = field(default_factory=dict)
-    """Sessions in progress when it left the last base station, and what they left there."""
-
-    @property
-    def name(self) -> bytes:
-        """Its identity at its base station, another one at each arrival."""
-        return ue_name(self.number) + b"@%d" % self.arrivals
-
-    def leave(self) -> None:
-        """See `Roamer.leave`."""
-        if self.station is None:
-            return
-        left, self.station = self.sites[self.station], None
-        for port in self.ports.values():
-            port.detach()
-        if self.client is not None:
-            owners = {number: session_of(self.name, number) for number in self.client.sessions}
-            self.sessions = {number: left.cache.leave(owner) for number, owner in owners.items()}
-            left.site.station.release(self.name, self.client.sessions)
-            self.client.leave()
-        self.tally.left(decoding=bool(self.sessions))
-
-    def move(self, migration: Migration) -> float:
-        """See `Roamer.move`."""
-        if migration.kind == "prefill":
-            self.lose()
-            return 0.0
-        tokens = sum(moved.tokens for moved in self.sessions.values() if moved.here)
-        self.tally.moved(tokens * migration.token_bytes)
-        return migration.seconds(tokens)
-
-    def lose(self) -> None:
-        """See `Roamer.lose`."""
-        self.sessions = {number: moved._replace(here=False) for number, moved in self.sessions.items()}
-
-    def fail(self) -> None:
-        """See `Roamer.fail`."""
-        self.tally.failed()
-
-    def arrive(self, number: int, handover: bool) -> None:
-        """See `Roamer.arrive`."""
-        site, self.station, self.arrivals = self.sites[number], number, self.arrivals + 1
-        ways = {
-            up: Counted(port.attach(site.site.radio), self.tally, up, self.clock) for up, port in self.ports.items()
-        }
-        self.tally.arrived(number, handover)
-        if self.client is None or self.sizers is None:
-            return
-        for session, moved in self.sessions.items():
-            again = partial(self.tally.prefilled, number)
-            site.cache.come(session_of(self.name, session), moved._replace(again=again))
-        self.sessions = {}
-        self.client.join(site.site.station.attach((ways[True], ways[False]), self.sizers, self.name))
-
-
-class ServingAir:
-    """Implements `IdealAir`: the channels of UEs to the cells that serve them; an outage for a UE in no cell."""
-
-    def __init__(self, airs: Sequence[AdaptedAir], ues: Sequence[Roamer]) -> None:
-        self._airs, self._ues = airs, ues
-
-    def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
-        """See `Air.ideal`."""
-        cell = self._ues[ue].station
-        return OUT_OF_RANGE if cell is None else self._airs[cell].ideal(ue, up, t_s)
-
-
 class Roaming:
-    """Measures, and hands UEs over; UEs of a base station that fails choose another one.
+    """Measures, and hands UEs over, step by step; UEs of a base station that fails choose another one. Times are those
+    since the beginning.
+
+    Args:
+        ues: UEs of the cells `own`, or on their way to them; others may be on their way to other groups.
+        everyone: number of UEs of all groups.
+        own: numbers of the cells of a group of base stations.
 
     Attributes:
-        log: handovers so far: time since the start of the event, UE, and cells left and entered.
+        log: handovers so far: time of the event, UE, and cells left and entered.
+        due: UEs in no cell that know their next one.
     """
 
     def __init__(
         self,
         cells: CellsConfig,
         channels: NetworkChannels,
-        ues: Sequence[Roamer],
-        clock: Clock,
+        ues: Mapping[int, Roamer],
+        everyone: int,
+        own: Collection[int],
     ) -> None:
-        self._cells, self._config, self._channels = cells, cells.handover, channels
-        self._ues, self._clock, self._stations = ues, clock, [one.station for one in cells.cells]
-        self._events = A3Events(self._config, len(ues), len(self._stations))
-        self._due: dict[int, tuple[float, int | None]] = {}
-        """UEs in no cell: when each arrives, and where; None: where it receives best."""
+        self._cells, self._config, self._channels, self._ues = cells, cells.handover, channels, ues
+        self._stations = [one.station for one in cells.cells]
+        self._events = A3Events(self._config, everyone, len(self._stations))
+        self.due: dict[int, Due] = {}
+        self._looking: dict[int, float] = {}
+        """UEs in no cell that look for one: when each chooses."""
         self._down_s = [cells.stations[station].down_s for station in self._stations]
-        self._failing = sorted((down_s[0], number) for number, down_s in enumerate(self._down_s) if down_s)
+        self._failing = sorted(
+            (down_s[0], number) for number, down_s in enumerate(self._down_s) if down_s and number in own
+        )
+        self._steps = 0
+        """Measurements so far."""
         self.log: list[tuple[float, int, int, int]] = []
 
     def begin(self) -> None:
-        """Every UE enters the cell that it receives best."""
-        rsrp_dbm = self._rsrp_dbm(0.0)
-        for ue, best in zip(self._ues, rsrp_dbm.argmax(axis=1), strict=True):
-            ue.arrive(int(best), handover=False)
+        """The UEs enter the cells that they receive best."""
+        for number, best in zip(self._ues, self._rsrp_dbm(0.0).argmax(axis=1), strict=True):
+            self._ues[number].arrive(int(best), handover=False)
 
-    async def run(self) -> None:
-        """Measure and hand over until cancelled."""
-        start_s, step = self._clock.time(), 0
+    def release(self, ue: int) -> tuple[Due, Array, Array]:
+        """A UE leaves for another group: its arrival, and what is known of its measurements."""
+        return self.due.pop(ue), *self._events.of(ue)
+
+    def expect(self, ue: int, due: Due, *known: Array) -> None:
+        """A UE comes from another group: what `release` returned."""
+        self.due[ue] = due
+        self._events.restore(ue, *known)
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next step."""
+        times_s = [*(due.at_s for due in self.due.values()), *self._looking.values(), *(at for at, _ in self._failing)]
+        return min([self._steps * self._config.measure_s, *times_s])
+
+    def step(self, now_s: float) -> None:
+        """Do what is due at `next_s`."""
+        self._fail(now_s)
+        if now_s >= self._steps * self._config.measure_s:
+            self._measure(now_s)
+            self._steps += 1
+        self._arrive(now_s)
+        self._look(now_s)
+
+    async def run(self, clock: Clock) -> None:
+        """Take the steps when they are due, on the wall clock, until cancelled."""
+        start_s = clock.time()
         while True:
-            now_s = self._clock.time() - start_s
-            self._fail(now_s)
-            if now_s >= step * self._config.measure_s - TOLERANCE_S:
-                self._measure(now_s)
-                step += 1
-            self._arrive(now_s)
-            next_s = min([step * self._config.measure_s, *(one[0] for one in (*self._due.values(), *self._failing))])
-            await self._clock.sleep(max(0.0, start_s + next_s - self._clock.time()))
+            next_s = self.next_s
+            await clock.sleep(max(0.0, start_s + next_s - clock.time()))
+            self.step(next_s)
 
     def _down(self, number: int, now_s: float) -> bool:
         down_s = self._down_s[number]
         return down_s is not None and down_s[0] - TOLERANCE_S <= now_s < down_s[1]
 
     def _rsrp_dbm(self, now_s: float) -> Array:
-        """[ues, cells] received powers; none of base stations that have failed."""
-        powers = self._channels.rsrp_dbm(now_s)
+        """[own ues, cells] received powers; none of base stations that have failed."""
+        powers = self._channels.rsrp_dbm(now_s, list(self._ues))
         powers[:, [self._down(number, now_s) for number in range(len(self._stations))]] = -math.inf
         return powers
 
     def _fail(self, now_s: float) -> None:
         """Base stations fail: after T310 their UEs look for another one."""
-        while self._failing and self._failing[0][0] <= now_s + TOLERANCE_S:
+        while self._failing and self._failing[0][0] <= now_s:
             _, failed = self._failing.pop(0)
-            for number, ue in enumerate(self._ues):
+            for number, ue in sorted(self._ues.items()):
                 if ue.station == failed:
                     ue.fail()
                     ue.leave()
                     ue.lose()
-                    self._due[number] = now_s + (self._config.t310_ms + self._config.interruption_ms) / 1e3, None
+                    self._looking[number] = now_s + self._config.t310_ms / 1e3
 
     def _measure(self, now_s: float) -> None:
-        serving = np.array([-1 if ue.station is None else ue.station for ue in self._ues])
-        found = self._events.measure(now_s, self._rsrp_dbm(now_s), serving)
-        for number, target in found.items():
-            self.log.append((now_s, number, int(serving[number]), target))
-            ue, own = self._ues[number], int(serving[number])
+        if not self._ues:
+            return
+        numbers = np.array(list(self._ues))
+        serving = np.array([-1 if ue.station is None else ue.station for ue in self._ues.values()])
+        found = self._events.measure(now_s, self._rsrp_dbm(now_s), serving, numbers)
+        for number, target in sorted(found.items()):
+            ue = self._ues[number]
+            assert ue.station is not None
+            own = ue.station
+            self.log.append((now_s, number, own, target))
             ue.leave()
             stays = self._stations[own] == self._stations[target]
             moving_s = 0.0 if stays else ue.move(self._cells.migration)
-            self._due[number] = now_s + max(self._config.interruption_ms / 1e3, moving_s), target
+            self.due[number] = Due(now_s + max(self._config.interruption_ms / 1e3, moving_s), target, True)
 
     def _arrive(self, now_s: float) -> None:
-        """Let UEs enter their next cells that are due, or that they receive best if these have failed."""
-        for number in [number for number, (due_s, _) in self._due.items() if due_s <= now_s + TOLERANCE_S]:
-            _, target = self._due.pop(number)
-            ue, handover = self._ues[number], target is not None and not self._down(target, now_s)
-            if not handover:
-                ue.lose()
-                target = self._events.strongest(number)
-            if target is None or self._down(target, now_s):
-                self._due[number] = now_s + self._config.measure_s, None
+        """Let UEs enter their next cells that are due; if these have failed they look for others."""
+        for number in sorted(number for number, due in self.due.items() if due.at_s <= now_s):
+            _, target, handover = self.due.pop(number)
+            if self._down(target, now_s):
+                self._ues[number].lose()
+                self._looking[number] = now_s
                 continue
             self._events.moved(number)
-            ue.arrive(target, handover)
+            self._ues[number].arrive(target, handover)
+
+    def _look(self, now_s: float) -> None:
+        """Let UEs choose the cell that they receive best."""
+        for number in sorted(number for number, at_s in self._looking.items() if at_s <= now_s):
+            del self._looking[number]
+            best = self._events.strongest(number)
+            if best is None or self._down(best, now_s):
+                self._looking[number] = now_s + self._config.measure_s
+            else:
+                self.due[number] = Due(now_s + self._config.interruption_ms / 1e3, best, False)
+
+
+class RoamingProcess(LogicalProcess):
+    """Takes the steps of a `Roaming` in virtual time, after what UEs and base stations do at the same time: a UE leaves
+    with what has just arrived.
+    """
+
+    def __init__(self, simulation: Simulation, roaming: Roaming) -> None:
+        super().__init__(simulation, RANK)
+        self._roaming = roaming
+        self._planned: asyncio.TimerHandle | None = None
+
+    def plan(self) -> None:
+        """Wait for the next step, which may have changed."""
+        if self._planned is not None:
+            self._planned.cancel()
+        next_s = self._roaming.next_s
+        self._planned = self.call_at(next_s, self._step, next_s)
+
+    def _step(self, now_s: float) -> None:
+        self._planned = None
+        self._roaming.step(now_s)
+        self.plan()

@@ -45,10 +45,13 @@ class RoamingPort:
         """Sum of its shares of the bandwidth."""
         return self._used + (0.0 if self._port is None else self._port.used)
 
-    def attach(self, cell: RadioCell) -> RadioPort:
+    def attach(self, cell: RadioCell) -> None:
         """Enter a cell."""
         self._cell, self._port = cell, cell.port(self._ue, self._up, self._weight)
-        return self._port
+
+    def restore(self, slots: int, used: float) -> None:
+        """Count on from what was counted in another process."""
+        self._slots, self._used = slots, used
 
     def detach(self) -> None:
         """Leave the cell: what has not arrived is lost."""

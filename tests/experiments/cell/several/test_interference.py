@@ -18,7 +18,6 @@ from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.cell.several.network import Network
 from testbed.experiments.cell.stations import CellsConfig, Station
-from testbed.virtual_time import run_virtually
 
 PLAIN = ModelSource(shadowing_db=0.0, fading="none")
 STATIONS = (Station("a", (0.0, 0.0)), Station("b", (150.0, 0.0)), Station("c", (70.0, 130.0)))
@@ -62,7 +61,7 @@ def test_interference_is_the_sum_over_all_blocks_of_the_window_before(duplex: An
     cells = CellsConfig(STATIONS, interference_ms=20.0)
     config = CellConfig(seconds=1.5, warmup_s=0.1, radio=radio, ues=ues, cells=cells)
     network, blocks = Network(config, config.seconds), []
-    for number, one in enumerate(network.sites):
+    for number, one in network.group.sites.items():
         count = one.site.radio._used
         assert count is not None
 
@@ -71,9 +70,9 @@ def test_interference_is_the_sum_over_all_blocks_of_the_window_before(duplex: An
             count(*block)
 
         one.site.radio._used = logged
-    run_virtually(network.run({}, lambda seconds: False))
+    network.run()
     assert len(blocks) > 500
-    dice, gains, found = random.Random(4), network.channels.gains, []
+    dice, channels, found = random.Random(4), network.group.channels, []
     for _ in range(200):
         ue, station, up, t_s = dice.randrange(6), dice.randrange(3), dice.random() < 0.5, dice.uniform(0.02, 1.49)
         first = (int(t_s / 0.02) - 1) * 20
@@ -81,10 +80,10 @@ def test_interference_is_the_sum_over_all_blocks_of_the_window_before(duplex: An
         total_w = 0.0
         for cell, slot, sender, way, share in blocks:
             if way == up and cell != station and first <= slot < first + 20:
-                at = network.channels.at(first * 1e-3) if up else network.channels.at(t_s)
-                gain = gains[sender, station, at] if up else gains[ue, cell, at]
+                at = channels.at(first * 1e-3) if up else channels.at(t_s)
+                gain = channels.gains[sender][station, at] if up else channels.gains[ue][cell, at]
                 total_w += share / slots * 10 ** ((23 if up else 43) / 10 - 3) * float(gain)
-        assert network.channels.interference_w(ue, station, up, t_s) == pytest.approx(total_w, rel=1e-5, abs=1e-30)
+        assert channels.interference_w(ue, station, up, t_s) == pytest.approx(total_w, rel=1e-5, abs=1e-30)
         found.append(total_w)
     assert np.count_nonzero(found) > 100
 

@@ -24,7 +24,6 @@ from testbed.experiments.cell.several.network import Network
 from testbed.experiments.cell.stations import CellsConfig, Station
 from testbed.experiments.deployment.traffic_bs import TrafficRunner
 from testbed.experiments.deployment.traffic_ue import LANGUAGE
-from testbed.virtual_time import run_virtually
 
 RADIO = RadioConfig(source=ModelSource(shadowing_db=0.0, fading="none"))
 TWO = (Station("west", (0.0, 0.0)), Station("east", (200.0, 0.0)))
@@ -46,7 +45,7 @@ def cells(*ues: UeGroup, stations: tuple[Station, ...] = TWO, **handover: float)
 
 def played(config: CellConfig) -> tuple[Network, CellRun]:
     network = Network(config, config.seconds)
-    return network, run_virtually(network.run({}, lambda seconds: False))
+    return network, network.run()
 
 
 @pytest.mark.parametrize(("y_m", "offset_db"), [(0.0, 3.0), (30.0, 0.0)])
@@ -58,8 +57,8 @@ def test_a_ue_on_a_line_is_handed_over_where_path_loss_says(y_m: float, offset_d
     a, b, c = 1 - r, 400 * r, y_m**2 - r * (200**2 + y_m**2)
     x_m = (-b + math.sqrt(b * b - 4 * a * c)) / (2 * a)
     there_s, back_s = (x_m - 10) / 20 + 0.16, 9 + (x_m - 10) / 20 + 0.16
-    assert [log[1:] for log in network.roaming.log] == [(0, 0, 1), (0, 1, 0)]
-    for (at_s, *_), expected_s in zip(network.roaming.log, (there_s, back_s), strict=True):
+    assert [log[1:] for log in network.group.roaming.log] == [(0, 0, 1), (0, 1, 0)]
+    for (at_s, *_), expected_s in zip(network.group.roaming.log, (there_s, back_s), strict=True):
         assert expected_s <= at_s <= expected_s + 0.04 + 0.5 / 20 + 1e-6  # a measurement, and a step of places
 
 
@@ -103,7 +102,7 @@ def test_tokens_prefilled_again_are_those_that_the_passes_show(monkeypatch: pyte
     monkeypatch.setattr(TrafficRunner, "_result", logged)
     network, run = played(config := cells(msgspec.structs.replace(WALKER, count=4)))
     left_s: dict[bytes, list[float]] = defaultdict(list)
-    for at_s, ue, *_ in network.roaming.log:
+    for at_s, ue, *_ in network.group.roaming.log:
         left_s[ue_name(ue)].append(at_s)
     rounds: dict[tuple[bytes, str], list[tuple[bytes, int, int, int]]] = defaultdict(list)
     for at_s, session, *work in passes:
