@@ -74,7 +74,7 @@ ChunkTokens = Annotated[
     int | None,
     option(
         "New tokens of one prompt in an engine pass; longer prompts continue in later passes, beside other rounds. "
-        "With fcfs, also of the further rounds of one UE while others wait.",
+        "With fcfs, also of the further rounds of one UE beside others.",
         least=16, none="all", metavar="<int>|all", unit="tokens",
     ),
 ]  # fmt: skip

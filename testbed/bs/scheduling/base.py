@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from testbed.bs.pending import PIECE, Pending
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
+
+RECENT_S = 10.0
+"""Time after its last request for which a UE counts as having rounds."""
 
 
 class Scheduler(ABC):
@@ -66,7 +70,10 @@ class Fcfs(Scheduler):
     """New tokens of one pass; a single larger request is still taken, alone, unless it is cut into pieces."""
     chunk_tokens: int | None = None
     """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. While
-    other UEs wait, a UE's requests after its first one take no more of a pass, either. None: there is no such bound."""
+    other UEs have rounds, a UE's requests after its first one take no more of a pass, either. None: there is no such
+    bound."""
+    heard: tuple[tuple[bytes, float], ...] = ()
+    """The last two UEs that had a request, and when; a UE that drafts has none, and comes back."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -78,10 +85,10 @@ class Fcfs(Scheduler):
         """Requests in turn, until one does not fit."""
         batch: list[Pending] = []
         tokens, used = 0, Counter[bytes]()
-        shared = self.chunk_tokens is not None and len({item.ue for item in pending}) > 1
+        recent = {ue for ue, at_s in self._heard(pending) if now_s - at_s < RECENT_S}
         for item in map(self._cut, in_turn(pending)):
             own = used[item.ue] + item.new_tokens
-            if shared and used[item.ue] and own > (self.chunk_tokens or 0):
+            if used[item.ue] and recent - {item.ue} and self.chunk_tokens is not None and own > self.chunk_tokens:
                 continue
             tokens += item.new_tokens
             if batch and tokens > self.max_tokens:
@@ -91,6 +98,18 @@ class Fcfs(Scheduler):
             if len(batch) == self.max_requests:
                 break
         return batch
+
+    def after(self, pending: Sequence[Pending], batch: Sequence[Pending]) -> Fcfs:
+        """See `Scheduler.after`: it remembers who has rounds."""
+        heard = self._heard(pending)
+        return self if heard == self.heard else replace(self, heard=heard)
+
+    def _heard(self, pending: Sequence[Pending]) -> tuple[tuple[bytes, float], ...]:
+        """The last two UEs that had a request until now."""
+        last = dict(self.heard)
+        for item in pending:
+            last[item.ue] = max(item.arrived_s, last.get(item.ue, -math.inf))
+        return tuple(sorted(last.items(), key=lambda one: (-one[1], one[0]))[:2])
 
     def _cut(self, item: Pending) -> Pending:
         most = self.chunk_tokens

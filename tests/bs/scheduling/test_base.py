@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Pending
-from testbed.bs.scheduling.base import Fcfs
+from testbed.bs.scheduling.base import Fcfs, Scheduler
 from testbed.errors import BadInput
 
 
@@ -173,6 +173,18 @@ def test_one_ue_cannot_fill_a_pass_while_others_wait() -> None:
     assert sum(item.new_tokens for item in batch) == 408
     alone = Fcfs(chunk_tokens=512).plan(queue[:-1], 100.0)
     assert sum(item.new_tokens for item in alone) == 40 * 200  # nobody else waits
+
+
+def test_a_ue_that_drafts_meanwhile_counts_as_well() -> None:
+    """It was forgotten between its rounds, and then waited for a whole pass of the other one."""
+    windows = of_ues(*((f"a{i}", b"a", 9.9, 199) for i in range(64)))
+    scheduler: Scheduler = Fcfs(chunk_tokens=512)
+    for at_s in (1.0, 2.0):
+        both = of_ues(("b1", b"b", at_s, 7), ("a0", b"a", at_s + 0.5, 199))
+        scheduler = scheduler.after(both, scheduler.plan(both, at_s + 0.6))
+    assert sessions(scheduler.plan(windows, 10.0)) == ["a0", "a1"]
+    later = [replace(item, arrived_s=30.0) for item in windows]
+    assert len(scheduler.plan(later, 30.0)) == 40  # the other one has had no round for long
 
 
 def test_the_first_request_of_a_ue_goes_whatever_its_size() -> None:
