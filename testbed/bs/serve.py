@@ -207,7 +207,7 @@ def _station(
 
 
 def _setting(config: ServeConfig, coefficients: Coefficients | None) -> SchedulerSetting:
-    return SchedulerSetting(config.max_batch, config.max_batch_tokens, coefficients)
+    return SchedulerSetting(config.max_batch, config.max_batch_tokens, coefficients, own_tokens=config.chunk_tokens)
 
 
 def _windows(config: ServeConfig, loaded: Loaded, owner: Callable[[bytes], bytes]) -> Windows | None:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
+from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.serve import serve
 from testbed.bs.server import BaseStation
 from testbed.config import ServeConfig
@@ -41,6 +42,19 @@ def test_the_loaded_heap_is_frozen_until_the_engine_is_closed(monkeypatch: pytes
     monkeypatch.setattr(SyntheticEngine, "close", lambda self: frozen.append(gc.get_freeze_count()))
     serve(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*"), lambda *_: None)
     assert frozen[0] > 10_000 and gc.get_freeze_count() == 0
+
+
+def test_what_one_ue_may_take_of_a_pass_reaches_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines cut prompts themselves, so that their bound is none of the scheduler's; that of a UE's rounds is."""
+
+    async def at_once(self: BaseStation) -> None:
+        seen.append(self._ledger.scheduler)
+        raise asyncio.CancelledError
+
+    seen: list[object] = []
+    monkeypatch.setattr(BaseStation, "serve", at_once)
+    serve(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*", chunk_tokens=100), lambda *_: None)
+    assert seen == [Fcfs(256, 8192, None, own_tokens=100)]
 
 
 LOADING = """

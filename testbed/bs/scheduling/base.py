@@ -69,9 +69,11 @@ class Fcfs(Scheduler):
     max_tokens: int = 8192
     """New tokens of one pass; a single larger request is still taken, alone, unless it is cut into pieces."""
     chunk_tokens: int | None = None
-    """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. While
-    other UEs have rounds, a UE's requests after its first one take no more of a pass, either. None: there is no such
-    bound."""
+    """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. None:
+    prefixes are never cut."""
+    own_tokens: int | None = None
+    """New tokens of a pass up to which one UE's requests are taken while other UEs have rounds; its first one always
+    is. None: there is no such bound."""
     heard: tuple[tuple[bytes, float], ...] = ()
     """The last two UEs that had a request, and when; a UE that drafts has none, and comes back."""
 
@@ -88,7 +90,7 @@ class Fcfs(Scheduler):
         recent = {ue for ue, at_s in self._heard(pending) if now_s - at_s < RECENT_S}
         for item in map(self._cut, in_turn(pending)):
             own = used[item.ue] + item.new_tokens
-            if used[item.ue] and recent - {item.ue} and self.chunk_tokens is not None and own > self.chunk_tokens:
+            if used[item.ue] and recent - {item.ue} and self.own_tokens is not None and own > self.own_tokens:
                 continue
             tokens += item.new_tokens
             if batch and tokens > self.max_tokens:

@@ -31,6 +31,8 @@ class SchedulerSetting:
     """Tokens whose keys and values one pass may need; None: any."""
     chunk_tokens: int | None = None
     """New tokens of a prefix that one pass takes; None: all, or what the engine takes."""
+    own_tokens: int | None = None
+    """New tokens of a pass up to which one UE's requests are taken beside others; None: any."""
     protect: bool = True
     """Whether passes stay small enough to meet deadlines."""
     cuts: bool = False
@@ -87,7 +89,7 @@ SCHEDULERS = Registry(
     SchedulerEntry(
         kind="fcfs",
         about="first come, first served",
-        make=lambda setting: Fcfs(setting.max_requests, setting.max_tokens, setting.chunk_tokens),
+        make=lambda setting: Fcfs(setting.max_requests, setting.max_tokens, setting.chunk_tokens, setting.own_tokens),
     ),
     SchedulerEntry(
         kind="slo",

@@ -168,17 +168,17 @@ def test_ues_take_turns_however_many_sessions_one_has() -> None:
 def test_one_ue_cannot_fill_a_pass_while_others_wait() -> None:
     windows = [(f"a{i}", b"a", float(i), 199) for i in range(64)]  # 200 new tokens each
     queue = of_ues(*windows, ("b1", b"b", 99.0, 7))
-    batch = Fcfs(chunk_tokens=512).plan(queue, 100.0)
+    batch = Fcfs(own_tokens=512).plan(queue, 100.0)
     assert sessions(batch) == ["a0", "b1", "a1"]
     assert sum(item.new_tokens for item in batch) == 408
-    alone = Fcfs(chunk_tokens=512).plan(queue[:-1], 100.0)
+    alone = Fcfs(own_tokens=512).plan(queue[:-1], 100.0)
     assert sum(item.new_tokens for item in alone) == 40 * 200  # nobody else waits
 
 
 def test_a_ue_that_drafts_meanwhile_counts_as_well() -> None:
     """It was forgotten between its rounds, and then waited for a whole pass of the other one."""
     windows = of_ues(*((f"a{i}", b"a", 9.9, 199) for i in range(64)))
-    scheduler: Scheduler = Fcfs(chunk_tokens=512)
+    scheduler: Scheduler = Fcfs(own_tokens=512)
     for at_s in (1.0, 2.0):
         both = of_ues(("b1", b"b", at_s, 7), ("a0", b"a", at_s + 0.5, 199))
         scheduler = scheduler.after(both, scheduler.plan(both, at_s + 0.6))
@@ -189,28 +189,28 @@ def test_a_ue_that_drafts_meanwhile_counts_as_well() -> None:
 
 def test_the_first_request_of_a_ue_goes_whatever_its_size() -> None:
     queue = of_ues(("a1", b"a", 0, 599), ("a2", b"a", 1, 0), ("b1", b"b", 2, 599))
-    assert sessions(Fcfs(chunk_tokens=512).plan(queue, 9.0)) == ["a1", "b1"]
+    assert sessions(Fcfs(own_tokens=512).plan(queue, 9.0)) == ["a1", "b1"]
 
 
 @given(
     owners=st.lists(st.integers(0, 3), min_size=1, max_size=24),
-    chunk=st.integers(64, 400),
+    own=st.integers(1, 400),
     most=st.integers(1, 2000),
     data=st.data(),
 )
 def test_a_queue_of_several_ues_is_served_to_its_end(
-    owners: list[int], chunk: int, most: int, data: st.DataObject
+    owners: list[int], own: int, most: int, data: st.DataObject
 ) -> None:
     rows = [(str(i), b"%d" % ue, float(data.draw(st.integers(0, 8))), data.draw(st.integers(0, 300)))
             for i, ue in enumerate(owners)]  # fmt: skip
-    queue, plan = of_ues(*rows), Fcfs(max_tokens=most, chunk_tokens=chunk)
+    queue, plan = of_ues(*rows), Fcfs(max_tokens=most, own_tokens=own)
     while queue:
         batch = plan.plan(queue, 9.0)
         first = min(queue, key=lambda item: item.arrived_s)
         assert batch[0] is first
         for ue in {item.ue for item in batch}:
-            own = [item for item in batch if item.ue == ue]
-            if len(own) > 1 and len({item.ue for item in queue}) > 1:
-                assert sum(item.new_tokens for item in own) <= chunk
-            assert [item.arrived_s for item in own] == sorted(item.arrived_s for item in own)
+            theirs = [item for item in batch if item.ue == ue]
+            if len(theirs) > 1 and len({item.ue for item in queue}) > 1:
+                assert sum(item.new_tokens for item in theirs) <= own
+            assert [item.arrived_s for item in theirs] == sorted(item.arrived_s for item in theirs)
         queue = [item for item in queue if not any(item is taken for taken in batch)]
