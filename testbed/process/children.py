@@ -31,3 +31,12 @@ def keep_path_safe() -> None:
     `multiprocessing` included; Python 3.10 knows no such setting.
     """
     os.environ[SAFE] = "1"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped (SIGSTOP, SIGTSTP), as far as Linux tells."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return stat.rpartition(")")[2].split()[:1] == ["T"]

@@ -21,7 +21,7 @@ from testbed.channel.spec import ChannelSpec, channel_text
 from testbed.clock import within
 from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
-from testbed.process.children import module_command
+from testbed.process.children import is_stopped, module_command
 
 PARENT = "TESTBED_PARENT"
 """Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
@@ -33,6 +33,8 @@ COMPILING_S = 1800.0
 """Time for compiling a target, beside that for loading it."""
 WATCH_S = 0.5
 """Time between checks that the processes that serve a run still run."""
+STOPPED_S = 30.0
+"""Time after which a run ends whose user equipment has been stopped."""
 INTERRUPTED = (130, -signal.SIGINT)
 """Exit code of a `testbed` process that SIGINT ended."""
 
@@ -181,7 +183,7 @@ def user_equipment(
     """Run `testbed ue run … --json` to its end, its progress on our stderr; returns its document and pid.
 
     The run has no time limit; it ends by itself when the BS stops answering, and is stopped when a base station or
-    proxy that this process has started ends.
+    proxy that this process has started ends, or when the UE has been stopped (SIGSTOP) for `STOPPED_S`.
 
     Args:
         out: run directory to write.
@@ -202,13 +204,14 @@ def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     process = subprocess.Popen(
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment()
     )
-    output = None
+    output, stopped_s = None, None
     try:
         while output is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, _ = process.communicate(timeout=WATCH_S)
             if process.returncode is None:
                 check_serving()
+                stopped_s = _check_stopped(process.pid, stopped_s)
     finally:
         stop(process)
         if process.stdout:
@@ -220,6 +223,20 @@ def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     except ValueError as exc:
         raise TestbedError(f"the user equipment failed (exit code {process.returncode})") from exc
     return document, process.pid
+
+
+def _check_stopped(pid: int, since_s: float | None) -> float | None:
+    """Since when a process has been stopped (SIGSTOP), as far as is known; None: it runs.
+
+    Raises:
+        TestbedError: for longer than `STOPPED_S`.
+    """
+    if not is_stopped(pid):
+        return None
+    now_s = time.monotonic()
+    if since_s is not None and now_s - since_s > STOPPED_S:
+        raise TestbedError(f"the user equipment (pid {pid}) has been stopped for {STOPPED_S:g} s")
+    return now_s if since_s is None else since_s
 
 
 @contextlib.contextmanager

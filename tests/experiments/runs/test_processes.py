@@ -231,3 +231,27 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who is stopped")
+def test_a_run_ends_whose_ue_has_been_stopped(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pid = script("os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)")
+    monkeypatch.setattr(processes, "STOPPED_S", 1.0)
+    monkeypatch.setattr(processes, "STOP_S", 1.0)
+    with pytest.raises(TestbedError, match=r"the user equipment \(pid \d+\) has been stopped for 1 s"):
+        processes.user_equipment(RunConfig(drafter="x"), tmp_path / "out")
+    assert not alive(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who is stopped")
+def test_a_ue_that_was_stopped_for_a_moment_goes_on(
+    script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waker = "import os, sys, time, signal; time.sleep(2); os.kill(int(sys.argv[1]), signal.SIGCONT)"
+    script(
+        f"import subprocess; subprocess.Popen([sys.executable, '-c', {waker!r}, str(os.getpid())])\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\nprint(json.dumps({'went': 'on'}))"
+    )
+    monkeypatch.setattr(processes, "STOPPED_S", 30.0)
+    document, _ = processes.user_equipment(RunConfig(drafter="x"), tmp_path / "out")
+    assert document == {"went": "on"}
