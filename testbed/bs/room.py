@@ -79,6 +79,10 @@ class SessionsByUe(Generic[H]):
         """The sessions of a UE."""
         return self._of.get(ue, {}).values()
 
+    def knows(self, peer: bytes) -> bool:
+        """Whether a peer has a session."""
+        return any(key[0] == peer for key in self._of.get(self.owner(peer), ()))
+
     @property
     def without_guarantee(self) -> int:
         """Number of UEs with sessions that have no guarantee."""

@@ -244,7 +244,7 @@ async def _run(
         if monitor and recent:
             await monitor.attach(source_of(config, loaded.offer, count, recent, link.background), link.background)
         if control:
-            link.background.start("controller", lambda: control.serve(station.metrics))
+            link.background.start("controller", lambda: control.serve(station.metrics, sessions.ues.knows))
         serving = asyncio.create_task(station.serve())
         if meter:
             link.background.start("power", meter.watch)

@@ -13,6 +13,8 @@ from testbed.bs.sessions import Session
 from testbed.protocols.messages import NO_HINT
 
 NOTHING = Decided()
+MOST_DECIDED = 4096
+"""UEs of which decisions are remembered beyond their sessions."""
 
 
 class DecidedHints:
@@ -23,18 +25,22 @@ class DecidedHints:
 
     Args:
         tell: informs the controller.
+        knows: whether a UE with this identity has a session; by default, the controller decides for such UEs only.
     """
 
-    def __init__(self, tell: Callable[[Event], object]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[Event], object], knows: Callable[[bytes], bool] = lambda ue: True) -> None:
+        self._tell, self._knows = tell, knows
         self._decided: dict[bytes, Decided] = {}
         self.worths: dict[bytes, float] = {}
 
     def apply(self, decisions: Decisions) -> None:
-        """Hint what was decided from now on."""
-        self._decided.update(decisions.ues)
+        """Hint what was decided from now on; decisions for UEs that have had no session are ignored."""
+        known = {ue: one for ue, one in decisions.ues.items() if ue in self._decided or self._knows(ue)}
+        self._decided.update(known)
+        if len(self._decided) > MOST_DECIDED:
+            self._decided = {ue: one for ue, one in self._decided.items() if self._knows(ue)}
         self.worths.clear()  # whoever has had no round yet counts as the mean
-        self.worths.update((name, one.worth) for name, one in decisions.ues.items())
+        self.worths.update((ue, one.worth) for ue, one in known.items())
 
     def forget(self) -> None:
         """Hint nothing until the next decision."""

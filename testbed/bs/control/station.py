@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
+import math
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from testbed.bs.control.hints import DecidedHints
 from testbed.bs.control.messages import MOST_BYTES, Decisions, Event, StationReport
+from testbed.bs.control.place import listening_at
 from testbed.bs.monitor.wire import frame, receive
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
@@ -28,6 +28,8 @@ from testbed.tasks import cancel
 LOG = logging.getLogger(__name__)
 MOST_UNREAD = 2**20
 """Bytes of reports that a controller may leave unread."""
+WARNED_S = 60.0
+"""Time between two warnings of the same kind: whoever connects again and again does not fill the log."""
 
 
 class ControlSocket:
@@ -42,19 +44,22 @@ class ControlSocket:
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
-        self.hints = DecidedHints(self._tell)
+        self.hints = DecidedHints(self._tell, lambda ue: self._knows(ue))
         self._events: list[Event] = []
         self._writer: asyncio.StreamWriter | None = None
         self._serving: asyncio.Task[Any] | None = None
         self._count: Callable[[], dict[str, Any]] = dict
+        self._knows: Callable[[bytes], bool] = lambda ue: False
+        self._warned_s: dict[str, float] = {}
 
-    async def serve(self, count: Callable[[], dict[str, Any]]) -> None:
+    async def serve(self, count: Callable[[], dict[str, Any]], knows: Callable[[bytes], bool]) -> None:
         """Serve until cancelled.
 
         Args:
             count: counters of the base station.
+            knows: whether a UE with this identity has a session.
         """
-        self._count = count
+        self._count, self._knows = count, knows
         server = await asyncio.start_unix_server(self._serve, sock=self._listening.dup())
         try:
             await asyncio.Event().wait()
@@ -77,26 +82,34 @@ class ControlSocket:
         found = self._count()
         writer.write(frame(StationReport(events, found["passes"], found["busy_s"])))
         if writer.transport.get_write_buffer_size() > MOST_UNREAD:
-            LOG.warning("the controller was disconnected: it reads too slowly")
+            self._warn("the controller was disconnected: %s", "it reads too slowly")
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._writer is not None:
-            LOG.warning("a second controller was refused")
+            self._warn("a second controller was refused: %s", "one is connected")
             writer.close()
             return
         self._writer, self._serving = writer, asyncio.current_task()
         try:
             while True:
                 self.hints.apply(_checked(await receive(reader, Decisions, MOST_BYTES)))
+                await asyncio.sleep(0)  # messages that have arrived already are received without a pause
         except (asyncio.CancelledError, EOFError):  # this end, or the other one, has ended
             pass
         except (BadInput, msgspec.DecodeError) as exc:
-            LOG.warning("the controller was disconnected: %s", exc)
+            self._warn("the controller was disconnected: %s", exc)
         finally:
             self._writer, self._serving, self._events = None, None, []
             self.hints.forget()
             writer.close()
+
+    def _warn(self, what: str, why: object) -> None:
+        """Log a warning, unless one of its kind was logged within `WARNED_S`."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._warned_s.get(what, -math.inf) >= WARNED_S:
+            self._warned_s[what] = now_s
+            LOG.warning(what, why)
 
 
 def _checked(decisions: Decisions) -> Decisions:
@@ -123,22 +136,5 @@ def controlled(config: ServeConfig) -> Iterator[ControlSocket | None]:
         return
     if config.window_controller is not None:
         raise BadInput("--controller and --window-controller both decide windows: give one of them")
-    path = Path(config.controller)
-    with contextlib.closing(_listening(path)) as listening:
-        try:
-            yield ControlSocket(listening)
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _listening(path: Path) -> socket.socket:
-    listening, before = socket.socket(socket.AF_UNIX), os.umask(0o177)
-    try:
-        listening.bind(str(path))
-        listening.listen()
-    except OSError as exc:
-        listening.close()
-        raise BadInput(f"no controller can be awaited at {path}: {exc.strerror or exc}") from exc
-    finally:
-        os.umask(before)
-    return listening
+    with listening_at(config.controller) as listening:
+        yield ControlSocket(listening)

@@ -26,6 +26,7 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.experiments.cell.parts import standstill
 from testbed.experiments.cell.parts.counting import CellRun, SiteRun, direction_slots, grouped
 from testbed.experiments.cell.real_processes import RadioReport, UeReport, lead_s, run_radio, tally_of
 from testbed.experiments.cell.real_ue import CellUeOrder, answer_together, run_ue
@@ -65,6 +66,7 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
             for profile, metrics in _stations(config, directory)
         ]
         radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, told)
+        standstill.warn(radio.still_s, _still_s([metrics for _, metrics in servings], counted))
     if lossy := sum(report.lossy for report in reports.values()):
         raise EngineError(f"{lossy} responses differ from the target's own output")
     for number, (up, down) in radio.carried.items():
@@ -102,6 +104,14 @@ def _sites(config: CellConfig, radio: RadioReport, counted: Sequence[Sequence[Co
             busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (config.seconds - config.warmup_s)),
         )
         for (up, down), before, after in zip(radio.used, *counted, strict=True)
+    ]
+
+
+def _still_s(files: Sequence[Path], counted: Sequence[Sequence[Counters]]) -> list[float]:
+    """Longest standstill of each base station after the warm-up."""
+    return [
+        standstill.metrics_still_s(metrics, METRICS_S, before["t_s"], after["t_s"])
+        for metrics, before, after in zip(files, *counted, strict=True)
     ]
 
 
@@ -251,6 +261,9 @@ def _counted(metrics: Path) -> Counters:
 def _received(line: Connection, timeout_s: float) -> Any:
     """What the radio's process sends next.
 
+    Args:
+        timeout_s: what is left of `STOPPING_S`, which it has to answer.
+
     Raises:
         EngineError: it has ended, or sends nothing in time.
     """
@@ -259,7 +272,7 @@ def _received(line: Connection, timeout_s: float) -> Any:
             return line.recv()
     except (EOFError, OSError) as exc:
         raise EngineError("the process of the radio ended") from exc
-    raise EngineError(f"the process of the radio said nothing for {timeout_s:.0f} s")
+    raise EngineError(f"the process of the radio said nothing for {STOPPING_S:g} s")
 
 
 def _passed_s(start_s: float, most_s: float) -> float:

@@ -22,6 +22,7 @@ from testbed.experiments.cell.config import CellConfig, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
 from testbed.experiments.cell.parts.relayed import RelayedCell, RelayedWays
+from testbed.experiments.cell.parts.standstill import Heartbeat
 from testbed.experiments.cell.several.channels import network_channels, radio_cell
 from testbed.experiments.cell.several.relayed import RelayedUe, SendingUe
 from testbed.experiments.cell.several.roaming import Roamer, Roaming
@@ -114,6 +115,8 @@ class RadioReport(msgspec.Struct):
     """Reports of UEs that send bytes."""
     switches: dict[int, int]
     """Changes of windows and protocols by the controller of the cell after the warm-up, by decoding UE."""
+    still_s: float = 0.0
+    """Longest standstill of its event loop after the warm-up."""
 
 
 def tally_of(config: CellConfig, clock: Clock, from_s: float, to_s: float) -> UeTally:
@@ -225,7 +228,8 @@ class _Radio:
         from_s, to_s = start_s + config.warmup_s, start_s + config.seconds
         await clock.sleep(max(0.0, start_s - clock.time()))
         tallies = [tally_of(config, clock, from_s, to_s) for _ in self._members]
-        beside_it = [self._send(n, ue, tallies[n]) for n, ue in sending.items()]
+        heart = Heartbeat()
+        beside_it = [heart.run(clock, from_s), *(self._send(n, ue, tallies[n]) for n, ue in sending.items())]
         if self._controlled is not None:
             beside_it.append(self._control(tallies, self._controlled))
         before, after = await beside(beside_it, self._seen((from_s, to_s)))
@@ -239,6 +243,7 @@ class _Radio:
             band_s={n: (up, down) for n, (_, _, up, down) in spent.items()},
             senders={n: UeReport.of(tallies[n]) for n in sending},
             switches={n: tallies[n].switches for n in self._ways},
+            still_s=heart.still_s,
         )
 
     async def _seen(self, times_s: Sequence[float]) -> list[_RadioCounts]:

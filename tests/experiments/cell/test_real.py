@@ -99,7 +99,7 @@ def test_a_process_that_dies_ends_the_run_at_once(dead: str) -> None:
 
 @pytest.mark.parametrize(
     ("stopped", "says"),
-    [("UE 1", "of 2 UE processes ended without a report"), ("the radio", "the process of the radio said nothing"),
+    [("UE 1", "of 2 UE processes ended without a report"), ("the radio", "of the radio said nothing for 2 s"),
      ("the base station", "the base station has written no counters")],
 )  # fmt: skip
 def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +131,30 @@ def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeyp
     finally:
         for process in multiprocessing.active_children():
             process.kill()
+
+
+@pytest.mark.parametrize("stopped", ["the radio", "the base station"])
+def test_a_process_that_stood_still_is_told_of(
+    stopped: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ended as any other."""
+    wait_for, waits = real._wait, list[float]()
+
+    def wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float, tick: Callable[[], object]) -> None:
+        waits.append(until_s)
+        if len(waits) == 2:  # after the warm-up
+            pids = {"the radio": radio.pid, "the base station": children._serving_now[0][1].pid}
+            os.kill(pids[stopped] or 0, signal.SIGSTOP)
+            time.sleep(2.0)
+            os.kill(pids[stopped] or 0, signal.SIGCONT)
+        wait_for(radio, ues, until_s, tick)
+
+    monkeypatch.setattr(real, "_wait", wait)
+    monkeypatch.setattr(real_processes, "LEAD_S", 0.5)
+    run_cell_really(CellConfig(seconds=4.0, warmup_s=0.5, ues=(UeGroup(name="a", response=(5, 15)),)))
+    (line,) = (one.getMessage() for one in caplog.records if "stood still" in one.getMessage())
+    told, _, after = line.partition(" stood still for ")
+    assert told == stopped and 1.7 < float(after.split()[0]) < 3.5
 
 
 def test_a_radio_whose_parent_has_ended_ends_quietly() -> None:

@@ -1,0 +1,98 @@
+"""The path of a controller's socket: bound, also where a killed base station left a socket, and removed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from testbed.errors import BadInput
+
+MOST_PATH_BYTES = 107
+"""Longest path of a Unix socket: 108 bytes with the zero at its end (unix(7))."""
+
+
+@contextlib.contextmanager
+def listening_at(path: str) -> Iterator[socket.socket]:
+    """A Unix socket of this user alone that listens at a path within the block.
+
+    Raises:
+        BadInput: no socket can be there.
+    """
+    if not path:
+        raise BadInput("--controller is empty: give the path of a socket")
+    place = Path(path)
+    with contextlib.closing(_bound(place)) as listening:
+        made = _identity(place)
+        try:
+            yield listening
+        finally:
+            with contextlib.suppress(OSError):  # it, or its folder, is gone
+                if _identity(place) == made:
+                    place.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and inode of what is at a path."""
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _bound(path: Path) -> socket.socket:
+    listening, before = socket.socket(socket.AF_UNIX), os.umask(0o177)
+    try:
+        _bind(listening, path)
+        listening.listen()
+    except OSError as exc:
+        listening.close()
+        raise BadInput(f"no controller can be awaited at {path}: {exc.strerror or exc}") from exc
+    finally:
+        os.umask(before)
+    return listening
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
+    """Bind to a path, in place of a socket of this user at which nobody listens.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    if "\0" in str(path):
+        raise OSError("a path has no null bytes")
+    if (size := len(os.fsencode(path))) > MOST_PATH_BYTES:
+        raise OSError(f"the path of a Unix socket has at most {MOST_PATH_BYTES} bytes, not {size}")
+    try:
+        listening.bind(str(path))
+    except OSError as exc:
+        if exc.errno != errno.EADDRINUSE:
+            raise
+        _free(path)
+        listening.bind(str(path))
+
+
+def _free(path: Path) -> None:
+    """Remove a socket of this user at which nobody listens.
+
+    Raises:
+        OSError: something else is there.
+    """
+    found = path.lstat()
+    if not stat.S_ISSOCK(found.st_mode):
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "link" if stat.S_ISLNK(found.st_mode) else "file"
+        raise FileExistsError(f"it is a {kind}")
+    if found.st_uid != os.geteuid():
+        raise FileExistsError("the socket there belongs to another user")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:  # as many connections wait there as can
+            pass
+    raise FileExistsError("another process listens there")

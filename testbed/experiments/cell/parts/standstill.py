@@ -1,0 +1,57 @@
+"""Processes of `cell run --real` that stood still during the run, as when they or the machine were suspended."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from testbed.clock import Clock
+
+LOG = logging.getLogger(__name__)
+BEAT_S = 0.1
+"""Time between two beats of a process that runs."""
+TOLD_S = 1.0
+"""Standstill from which a run is warned of."""
+
+
+class Heartbeat:
+    """Beats in an event loop.
+
+    Attributes:
+        still_s: longest standstill of the loop so far: the largest lateness of a beat.
+    """
+
+    def __init__(self) -> None:
+        self.still_s = 0.0
+
+    async def run(self, clock: Clock, from_s: float) -> None:
+        """Beat from a time on, until cancelled."""
+        due_s = from_s
+        while True:
+            await clock.sleep(max(0.0, due_s - clock.time()))
+            now_s = clock.time()
+            self.still_s = max(self.still_s, now_s - due_s)
+            due_s = now_s + BEAT_S
+
+
+def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float) -> float:
+    """Longest standstill of a base station: the largest lateness of a line of its metrics file.
+
+    Args:
+        interval_s: time between two lines.
+        from_s, to_s: times of the lines to begin and end with (`t_s`).
+    """
+    times_s = [json.loads(line)["t_s"] for line in metrics.read_text(encoding="utf-8").splitlines()]
+    within = [t_s for t_s in times_s if from_s <= t_s <= to_s]
+    return max((after - before - interval_s for before, after in pairwise(within)), default=0.0)
+
+
+def warn(radio_s: float, stations_s: Sequence[float]) -> None:
+    """Log the standstills of the radio and of each base station that distort a run."""
+    names = ["the base station"] if len(stations_s) == 1 else [f"base station {n}" for n in range(len(stations_s))]
+    for name, still_s in [("the radio", radio_s), *zip(names, stations_s, strict=True)]:
+        if still_s > TOLD_S:
+            LOG.warning("%s stood still for %.1f s during the run; its rates and times include that", name, still_s)
