@@ -198,6 +198,8 @@ class Shadowing:
     def gains(self, rng: np.random.Generator, moved_m: Array) -> Array:
         """[n] linear gains, given the distance moved [m] since the previous sample; constant at rest."""
         white = rng.standard_normal(moved_m.size)
+        if not moved_m.any():
+            return np.full(moved_m.size, 10 ** (self.sigma_db / 10 * white[:1]))
         spread = gauss_markov(white, np.exp(-moved_m / self.decorrelation_m))
         return np.asarray(10 ** (self.sigma_db / 10 * spread), np.float64)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,19 +21,46 @@ PERIOD = math.lcm(*(len(pattern) or 1 for pattern in PATTERNS.values()))
 """Slots after which all duplex patterns repeat."""
 
 
+T = TypeVar("T")
+
+
+class Recent(dict[int, T]):
+    """Values by window of time, of which old ones are dropped.
+
+    Args:
+        kept: how many windows before the newest one are kept.
+        make: makes the value of a window that has none.
+    """
+
+    def __init__(self, kept: float, make: Callable[[], T]) -> None:
+        super().__init__()
+        self._kept, self._make, self._newest = kept, make, -1
+
+    def __missing__(self, window: int) -> T:
+        """Make the value of a window, and drop what is older than windows that are kept."""
+        self[window] = made = self._make()
+        self._newest = max(self._newest, window)
+        while (oldest := next(iter(self), window)) < self._newest - self._kept:
+            del self[oldest]
+        return made
+
+
 class Loads:
     """Use of the bandwidth of several cells by windows of time.
 
     Args:
         window_slots: slots of a window.
         cells: number of cells.
+        age_s: how long ago the times were at most for which anything is asked; inf: any time.
     """
 
-    def __init__(self, radio: RadioConfig, window_slots: int, cells: int) -> None:
+    def __init__(self, radio: RadioConfig, window_slots: int, cells: int, age_s: float = math.inf) -> None:
         self._radio, self._slots, self._cells = radio, window_slots, cells
-        self._down = defaultdict[int, Array](lambda: np.zeros(cells))
+        self.kept = age_s / (window_slots * radio.slot_s) + 3
+        """Windows before the newest one that are kept: one is asked for in the window that follows it."""
+        self._down = Recent[Array](self.kept, lambda: np.zeros(cells))
         self._carriers: dict[tuple[bool, int], int] = {}
-        self._up = defaultdict[int, dict[tuple[int, int], float]](lambda: defaultdict(float))
+        self._up = Recent[dict[tuple[int, int], float]](self.kept, lambda: defaultdict(float))
 
     def window(self, t_s: float) -> int:
         """The window of a time since the first slot."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from testbed.channel.radio.adaptation import AdaptedAir, LazySeries, SinrSeries
 from testbed.channel.radio.cell import Mobility
 from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
-from testbed.channel.radio.loads import Loads
+from testbed.channel.radio.loads import Loads, Recent
 from testbed.channel.radio.model import (
     LEAST_SNR,
     LONGEST_STEP_S,
@@ -36,7 +36,7 @@ PLACE_STEP_S, STEP_M = 0.1, 0.5
 """Longest step of places, in time and in distance."""
 LEAST_GAIN = 1e-30
 MOST_GAINS = 2**28
-"""Most gains of a network: 1 GiB."""
+"""Most gains of a network: 1 GiB, if all UEs move; beside them a UE's computation holds arrays of one step each."""
 NEAREST_M = 1.0
 """Least distance between a UE and a base station."""
 FARTHEST_M = 1e7
@@ -55,12 +55,12 @@ class CellPlace(NamedTuple):
     azimuth_deg: float | None = None
     """Boresight of a sector, counterclockwise from x; None: an omnidirectional antenna of 0 dBi."""
 
-    def antenna_db(self, place: NDArray[np.complex128]) -> Array:
-        """[n] gain towards places [n]."""
+    def antenna(self, towards_deg: Array) -> Array | float:
+        """[n] linear gains in directions [n], or one gain in all of them."""
         if self.azimuth_deg is None:
-            return np.zeros(len(place))
-        off_deg = (np.degrees(np.angle(place - self.at)) - self.azimuth_deg + 180) % 360 - 180
-        gains: Array = GAIN_DBI - np.minimum(12 * (off_deg / BEAM_DEG) ** 2, BACK_DB)
+            return 1.0
+        off_deg = (towards_deg - self.azimuth_deg + 180) % 360 - 180
+        gains: Array = 10 ** ((GAIN_DBI - np.minimum(12 * (off_deg / BEAM_DEG) ** 2, BACK_DB)) / 10)
         return gains
 
 
@@ -137,7 +137,9 @@ class NetworkChannels:
     ) -> None:
         self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, rest_s + seconds
         self._loads, self._places = loads, tuple(cells)
-        self._from_ues, self._parts = dict[int, Array](), defaultdict[int, dict[int, Array]](dict)
+        kept = math.inf if loads is None else loads.kept
+        self._from_ues = Recent[Array](kept, lambda: np.zeros(len(cells)))
+        self._parts = Recent[dict[int, Array]](kept, dict)
         fastest_mps = max(ue.speed_mps for ue in ues)
         self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
         self._step_s = max(self._step_s, seconds / MOST_STEPS)
@@ -149,7 +151,8 @@ class NetworkChannels:
                 f"channels; at most {MOST_GAINS} steps of all"
             )
         self.gains = LazySeries[NDArray[np.float32]](self._gains)
-        """[cells, steps] linear gains of each UE: path loss, antenna and shadowing; computed when first used."""
+        """[cells, steps] linear gains of each UE: path loss, antenna and shadowing; computed when first used, at rest
+        once for all steps."""
         for number in range(len(ues)):
             self._place(number)
         self._floors = [watts(NOISE_DBM_HZ + figure) * spectrum.bandwidth_hz for figure in source.noise_figure_db]
@@ -214,8 +217,7 @@ class NetworkChannels:
     def _uplink_w(self, window: int) -> Array:
         """[cells] mean power that each receives from the UEs of others in a window that has ended."""
         if (found := self._from_ues.get(window)) is None:
-            parts = self._parts.pop(window, None) or self._uplink(window)
-            found = self._from_ues[window] = np.zeros(len(self._places))
+            parts, found = self._parts.pop(window, None) or self._uplink(window), self._from_ues[window]
             for cell in sorted(parts):
                 found += parts[cell]
             found *= watts(self._source.uplink_dbm)
@@ -231,26 +233,38 @@ class NetworkChannels:
             found[own] += powers
         return dict(found)
 
-    def _place(self, number: int) -> tuple[NDArray[np.complex128], np.random.Generator]:
-        """[steps] places of a UE after the rest, and its random numbers that follow."""
+    def _place(self, number: int, steps: int = 1) -> tuple[NDArray[np.complex128], np.random.Generator]:
+        """[steps] first places of a UE after the rest, and its random numbers that follow."""
         rng = np.random.default_rng([self._seed, number])
         stations = list(dict.fromkeys(cell.at for cell in self._places))
-        t_s = np.arange(self._steps - self._resting, dtype=np.float64) * self._step_s
+        t_s = np.arange(steps, dtype=np.float64) * self._step_s
         return places(self._ues[number], stations[number % len(stations)], rng, t_s), rng
 
     def _gains(self, number: int) -> NDArray[np.float32]:
-        """[cells, steps] gains of a UE."""
-        (place, rng), source, cells = self._place(number), self._source, self._places
-        stations = dict.fromkeys(cell.at for cell in cells)
-        moved_m = np.abs(np.diff(place, prepend=place[0]))
+        """[cells, steps] gains of a UE, station by station: one that moves has no other array of this size."""
+        source, moves, moving = self._source, self._ues[number].speed_mps > 0, self._steps - self._resting
+        place, rng = self._place(number, moving if moves else 1)
+        moved_m = np.abs(np.diff(place, prepend=place[0])) if moves else np.zeros(moving)
+        first, steps = (self._resting, self._steps) if moves else (0, 1)
         loss = PathLoss(10 ** (source.gain_1m_db / 10), source.exponent)
         shadowing = Shadowing(source.shadowing_db, source.decorrelation_m)
-        to_station = {at: loss.gains(np.maximum(NEAREST_M, np.abs(place - at))) for at in stations}
-        if shadowing.sigma_db:
-            to_station = {at: gains * shadowing.gains(rng, moved_m) for at, gains in to_station.items()}
-        found = [to_station[cell.at] * 10 ** (cell.antenna_db(place) / 10) for cell in cells]
-        gains = np.pad(np.stack(found), ((0, 0), (self._resting, 0)), mode="edge")
-        return np.asarray(np.maximum(gains, LEAST_GAIN), np.float32)
+        found = np.empty((len(self._places), steps), np.float32)
+        for at, cells in self._stations().items():
+            gains = loss.gains(np.maximum(NEAREST_M, np.abs(place - at)))
+            if shadowing.sigma_db:
+                gains *= shadowing.gains(rng, moved_m)[: len(place)]
+            towards_deg = np.degrees(np.angle(place - at))
+            for cell in cells:
+                found[cell, first:] = np.maximum(gains * self._places[cell].antenna(towards_deg), LEAST_GAIN)
+        found[:, :first] = found[:, first : first + 1]
+        return np.broadcast_to(found, (len(found), self._steps))
+
+    def _stations(self) -> dict[complex, list[int]]:
+        """Numbers of the cells of each place of base stations."""
+        found = defaultdict[complex, list[int]](list)
+        for number, cell in enumerate(self._places):
+            found[cell.at].append(number)
+        return found
 
     def _faded(self, ue: int) -> tuple[SinrSeries, SinrSeries]:
         """Small-scale fading of a UE in dB, up and down."""

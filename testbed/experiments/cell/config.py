@@ -9,7 +9,7 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import ModelSource, RadioUe
 from testbed.errors import BadInput
-from testbed.experiments.cell.stations import CellsConfig
+from testbed.experiments.cell.stations import CellsConfig, check_name
 from testbed.experiments.inputs.state import check_kind
 from testbed.optim.loops.objectives import objective
 from testbed.options import Config, option
@@ -17,7 +17,7 @@ from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.methods import RunMethod, check_lookahead, run_method
 from testbed.ue.windows.registry import WINDOW_RULES
 
-MOST_UES = 5000
+MOST_UES, MOST_POINTS = 5000, 1000
 
 
 class UePower(Config, frozen=True):
@@ -102,6 +102,9 @@ class UeGroup(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name("a group of UEs", self.name)
+        if len(self.path_m) > MOST_POINTS:
+            raise BadInput(f"group {self.name}: path_m has {len(self.path_m)} points; at most {MOST_POINTS}")
         if self.rate_rps is not None and (self.think_s or self.together):
             raise BadInput(f"group {self.name}: requests come at rate_rps or after think_s or together, not both")
         if not self.name:

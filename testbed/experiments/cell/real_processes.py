@@ -34,6 +34,8 @@ from testbed.process.interrupts import as_child
 from testbed.tasks import beside, together
 
 HOST = "127.0.0.1"
+LATE_S = 5.0
+"""How late the slots of a radio that cannot keep up may be."""
 LEAD_S, EACH_S = 3.0, 0.3
 """Time until the start, and more for each UE process."""
 
@@ -181,7 +183,7 @@ class _Radio:
             self._air = config.radio.air(radio_ues(config), config.seconds, config.seed)
             self._radios = [RadioCell(config.radio, self._air, config.seed)]
         else:
-            self._channels, loads = network_channels(config, config.seconds, lead_s(config))
+            self._channels, loads = network_channels(config, config.seconds, lead_s(config), LATE_S)
             self._channels.rsrp_dbm(0.0)  # computes the gains, which would take time from the first slots
             airs = map(self._channels.air, range(len(config.cells.cells)))
             self._radios = [radio_cell(config, number, air, loads) for number, air in enumerate(airs)]

@@ -11,6 +11,18 @@ from testbed.errors import BadInput
 from testbed.options import Config, option
 
 MOST_STATIONS, MOST_SECTORS = 256, 12
+MOST_NAME = 100
+"""Characters of a name, of a base station or of a group of UEs."""
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that is too long for messages and tables.
+
+    Raises:
+        BadInput: more than `MOST_NAME` characters.
+    """
+    if len(name) > MOST_NAME:
+        raise BadInput(f"the name of {what} has {len(name)} characters; at most {MOST_NAME}")
 
 
 class Station(Config, frozen=True):
@@ -27,6 +39,7 @@ class Station(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name("a base station", self.name)
         if len(self.azimuths_deg) > MOST_SECTORS:
             raise BadInput(f"base station {self.name} has {len(self.azimuths_deg)} sectors; at most {MOST_SECTORS}")
         known = {azimuth % 360 for azimuth in self.azimuths_deg if math.isfinite(azimuth)}

@@ -99,6 +99,12 @@ def check_kind(kind: str) -> None:
         raise BadInput(f"unknown channel state {kind!r}; use oracle, none, passive, handshake, or report[,…]")
 
 
+def report_age_s(kind: str) -> float:
+    """Longest time since the newest report was measured; 0: there are no reports."""
+    reports = _reports(kind)[0] if _is_report(kind) else None
+    return 0.0 if reports is None else (reports.delay_ms + reports.period_ms) / 1e3
+
+
 def check_csi(text: str) -> None:
     """Validate a `--csi` text.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -142,6 +143,31 @@ def test_sectors_of_a_base_station_share_its_shadowing() -> None:
 def test_more_channels_than_memory_should_hold_are_refused() -> None:
     with pytest.raises(BadInput, match="too many"):
         NetworkChannels(PLAIN, [CellPlace(complex(x)) for x in range(200)], [NetworkUe()] * 5000, SPECTRUM, 60.0, 0)
+
+
+def test_gains_are_computed_in_little_more_memory_than_they_take() -> None:
+    """Copies in 64 bits took seven times as much."""
+    cells = [CellPlace(complex(100 * (number // 12)), 30.0 * (number % 12)) for number in range(240)]
+    channels = NetworkChannels(ModelSource(), cells, [NetworkUe((5.0, 90.0), 5.0)], SPECTRUM, 400.0, 0)
+    tracemalloc.start()
+    try:
+        size, (_, peak) = channels.gains[0].nbytes, tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == 4 * 240 * 4000
+    assert peak < 1.4 * size
+
+
+def test_gains_of_a_ue_at_rest_are_those_of_its_first_place_and_kept_once() -> None:
+    cells = [CellPlace(0j, 30.0), CellPlace(0j, 150.0), CellPlace(60 + 0j), CellPlace(90j, 270.0)]
+    still, moving = (
+        NetworkChannels(ModelSource(), cells, [NetworkUe((5.0, 90.0), mps)], SPECTRUM, 50.0, 3, rest_s=2.0).gains[0]
+        for mps in (0.0, 4.0)
+    )
+    assert still.shape == moving.shape == (4, 520)
+    assert np.ptp(moving) > 0 and moving[:, 0].tobytes() == still[:, 0].tobytes()
+    assert (still == still[:, :1]).all()
+    assert still.strides == (4, 0)
 
 
 def test_powers_from_afar_stay_numbers() -> None:

@@ -14,7 +14,7 @@ from testbed.experiments.cell.parts.counting import Site, Snapshot, site_work, u
 from testbed.experiments.cell.parts.decoding import DecodingUes
 from testbed.experiments.cell.parts.station import base_station
 from testbed.experiments.cell.several.cache import Moved, RoamingCache
-from testbed.experiments.cell.several.channels import network_channels, radio_cell
+from testbed.experiments.cell.several.channels import network_channels, radio_cell, replayed_s
 from testbed.experiments.cell.several.exchange import Division, Inbox, Outbox, Stop, Transit
 from testbed.experiments.cell.several.roaming import Roaming, RoamingProcess
 from testbed.experiments.cell.several.tally import RoamingTally
@@ -42,7 +42,8 @@ class Group:
     def __init__(
         self, config: CellConfig, channels_s: float, share: Division, watches: Mapping[str, Watch] | None = None
     ) -> None:
-        self.channels, self._loads = network_channels(config, channels_s)
+        late_s = replayed_s(config) if len(share.stations) > 1 else 0.0
+        self.channels, self._loads = network_channels(config, channels_s, late_s=late_s)
         assert config.cells is not None
         self._config, self._cells, self._share, self._watches = config, config.cells, share, watches or {}
         self._simulation, self._deployment = Simulation(), VirtualDeployment()
@@ -82,8 +83,8 @@ class Group:
         for process, (number, (station, _)) in zip(self._processes, self._stations.items(), strict=True):
             process.begin(self._serve(number, station))
             process.run()
-        for number, cell in enumerate(self.channels.rsrp_dbm(0.0).argmax(axis=1)):
-            if int(cell) in self.sites:
+        for number in range(len(self._members)):
+            if int(self.channels.rsrp_dbm(0.0, [number]).argmax()) in self.sites:
                 self.ues[number] = self._ue(number)
             else:
                 self.channels.forget(number)

@@ -16,6 +16,8 @@ from testbed.channel.radio.network import CellPlace, NetworkChannels, NetworkUe
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
+from testbed.experiments.cell.several import group
+from testbed.experiments.cell.several.channels import network_channels, replayed_s
 from testbed.experiments.cell.several.network import Network
 from testbed.experiments.cell.stations import CellsConfig, Station
 
@@ -50,7 +52,13 @@ def test_a_neighbour_at_full_load_gives_the_sinr_of_both_powers() -> None:
 
 
 @pytest.mark.parametrize("duplex", ["fdd", "tdd"])
-def test_interference_is_the_sum_over_all_blocks_of_the_window_before(duplex: Any) -> None:
+def test_interference_is_the_sum_over_all_blocks_of_the_window_before(
+    duplex: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_all_times(config: CellConfig, seconds: float, **more: float) -> Any:
+        return network_channels(config, seconds, late_s=math.inf)
+
+    monkeypatch.setattr(group, "network_channels", of_all_times)
     ues = (
         sending("a", 20.0, 10.0, 9000, speed_mps=5.0),
         sending("b", 140.0, 10.0, 4000),
@@ -86,6 +94,37 @@ def test_interference_is_the_sum_over_all_blocks_of_the_window_before(duplex: An
         assert channels.interference_w(ue, station, up, t_s) == pytest.approx(total_w, rel=1e-5, abs=1e-30)
         found.append(total_w)
     assert np.count_nonzero(found) > 100
+
+
+def test_windows_are_kept_as_long_as_reports_need_them() -> None:
+    """Reports of link adaptation are up to 14 ms old, those of the UE 50 ms: with windows of 10 ms, 5 and 3 more."""
+    ues = (sending("a", 20.0, 10.0, 9000), UeGroup(name="told", csi="report", distance_m=(10.0, 60.0)))
+    cells = CellsConfig(STATIONS)
+    config = CellConfig(seconds=1.5, warmup_s=0.1, radio=RadioConfig(source=PLAIN), ues=ues, cells=cells)
+    network = Network(config, config.seconds)
+    network.run()
+    channels, loads = network.group.channels, network.group._loads
+    assert loads is not None and loads.kept == pytest.approx(8)
+    for windows in (loads._down, loads._up, channels._parts, channels._from_ues):
+        assert len(windows) <= 9 and all(window >= 130 for window in windows)
+    assert len(loads._up) > 5
+    assert network_channels(config, 1.0, late_s=replayed_s(config))[1].kept == math.inf  # type: ignore[union-attr]
+
+
+def test_interference_of_a_reported_time_is_still_known() -> None:
+    """Fails if a window is dropped that a report of the greatest age reads."""
+    radio = RadioConfig()
+    every, few = Loads(radio, 7, 2), Loads(radio, 7, 2, age_s=0.05)
+    ues = [NetworkUe(path_m=((50.0, 0.0), (50.0, 1.0))), NetworkUe(path_m=((150.0, 0.0), (150.0, 1.0)))]
+    places, spectrum = [CellPlace(0j), CellPlace(200 + 0j)], Spectrum(20e6, 1e-3, False)
+    whole, recent = (NetworkChannels(PLAIN, places, ues, spectrum, 1.0, 0, loads) for loads in (every, few))
+    for slot in range(500):
+        for loads in (every, few):
+            loads.count(1, slot, 1, slot % 3 == 0, 0.001 * (slot + 1))
+        for up in (True, False):
+            for t_s in (slot / 1e3, max(0.0, slot / 1e3 - 0.05)):
+                assert recent.interference_w(0, 0, up, t_s) == whole.interference_w(0, 0, up, t_s)
+    assert len(few._down) < 15 < len(every._down)
 
 
 def test_neighbours_that_send_cost_rate_and_silent_ones_do_not() -> None:

@@ -169,6 +169,26 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert document(config, run_cell(config)) == document(config, run_cell(config))
 
 
+@pytest.mark.parametrize(
+    ("points", "name", "words"),
+    [
+        (100_000, "walker", "group walker: path_m has 100000 points; at most 1000"),
+        (2, "w" * 100_000, "the name of a group of UEs has 100000 characters; at most 100"),
+    ],
+)
+def test_long_paths_and_names_of_groups_are_refused_in_a_short_line(points: int, name: str, words: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        UeGroup(name=name, path_m=tuple((float(x), 0.0) for x in range(points)))
+    assert str(refused.value) == words
+    assert UeGroup(name="w" * 100, path_m=tuple((float(x), 0.0) for x in range(1000))).name
+
+
+def test_long_names_of_base_stations_are_refused_in_a_short_line() -> None:
+    with pytest.raises(BadInput) as refused:
+        Station("s" * 100_000, (0.0, 0.0), tuple(float(azimuth) for azimuth in range(13)))
+    assert str(refused.value) == "the name of a base station has 100000 characters; at most 100"
+
+
 def test_what_is_for_one_cell_is_refused() -> None:
     config = cells(WALKER)
     for change in (
