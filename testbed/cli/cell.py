@@ -113,10 +113,7 @@ def run(
         found = carry_out(config, real, out, lambda passed_s, all_s: bar(int(passed_s), math.ceil(all_s)), spread)
     if out is not None:
         note(f"wrote {out / 'cell.json'} and {out / 'report.html'}")
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
+    (print_json if as_json else _print)(found)
 
 
 @app.command()
