@@ -158,7 +158,10 @@ class CellCounter:
             for way in (True, False):
                 tally.air_s[way] = (after.slots[way] - before.slots[way]) * slot_s
                 tally.band_s[way] = (after.used[way] - before.used[way]) * slot_s
-        sites = [self._run(now.sites[number], before, seconds) for number, before in self._before.sites.items()]
+        counted = {way: direction_slots(self._config, way, seconds) for way in (True, False)}
+        sites = [
+            _site_run(now.sites[number], before, counted, seconds) for number, before in self._before.sites.items()
+        ]
         stations = [work.station for work in now.sites.values()]
         engines = list(dict(zip(stations, sites, strict=True)).values())
         return CellRun(
@@ -172,14 +175,14 @@ class CellCounter:
             sites=sites,
         )
 
-    def _run(self, now: SiteWork, before: SiteWork, seconds: float) -> SiteRun:
-        counted = {way: direction_slots(self._config, way, seconds) for way in (True, False)}
-        return SiteRun(
-            uplink=(now.used[True] - before.used[True]) / counted[True],
-            downlink=(now.used[False] - before.used[False]) / counted[False],
-            passes=now.passes - before.passes,
-            busy=min(1.0, (now.busy_s - before.busy_s) / seconds),  # a pass counts when it ends
-        )
+
+def _site_run(now: SiteWork, before: SiteWork, counted: dict[bool, int], seconds: float) -> SiteRun:
+    return SiteRun(
+        uplink=(now.used[True] - before.used[True]) / counted[True],
+        downlink=(now.used[False] - before.used[False]) / counted[False],
+        passes=now.passes - before.passes,
+        busy=min(1.0, (now.busy_s - before.busy_s) / seconds),  # a pass counts when it ends
+    )
 
 
 def steps_of(config: CellConfig) -> int:

@@ -46,6 +46,7 @@ class Group:
         self.channels, self._loads = network_channels(config, channels_s, late_s=late_s)
         assert config.cells is not None
         self._config, self._cells, self._share, self._watches = config, config.cells, share, watches or {}
+        self._station_of = [one.station for one in self._cells.cells]
         self._simulation, self._deployment = Simulation(), VirtualDeployment()
         self._decoding = DecodingUes(config, self._simulation)
         self._airs = [self.channels.air(number) for number in range(len(self._cells.cells))]
@@ -95,7 +96,7 @@ class Group:
 
     async def _serve(self, number: int, station: VirtualStation) -> None:
         for cell, site in self.sites.items():
-            if self._cells.cells[cell].station == number:
+            if self._station_of[cell] == number:
                 site.site.radio.begin()
         await station.serve()
 
@@ -147,7 +148,7 @@ class Group:
         """Give away UEs that go to cells of other groups, once nothing of the old cell can reach them any more."""
         found: dict[int, list[Transit]] = defaultdict(list)
         for number, due in sorted(self.roaming.due.items()):
-            home, ue = self._homes[self._cells.cells[due.cell].station], self.ues[number]
+            home, ue = self._homes[self._station_of[due.cell]], self.ues[number]
             if home != self._share.number and now_s > ue.left_s + self._config.radio.wired_ms / 1e3:
                 del self.ues[number]
                 found[home].append(self._transit(number, ue, home))
@@ -190,7 +191,7 @@ class Group:
         waiting = sum(station.waiting for station, _ in self._stations.values())
         if not whole:
             return Snapshot(ues, waiting)
-        stations = {number: self._cells.cells[number].station for number in self.sites}
+        stations = {number: self._station_of[number] for number in self.sites}
         return Snapshot(
             ues, waiting, {number: site_work(stations[number], one.site) for number, one in self.sites.items()}
         )
