@@ -24,7 +24,7 @@ PERIOD = math.lcm(*(len(pattern) or 1 for pattern in PATTERNS.values()))
 T = TypeVar("T")
 
 
-class Recent(dict[int, T]):
+class RecentWindows(dict[int, T]):
     """Values by window of time, of which old ones are dropped.
 
     Args:
@@ -58,9 +58,9 @@ class Loads:
         self._radio, self._slots, self._cells = radio, window_slots, cells
         self.kept = age_s / (window_slots * radio.slot_s) + 3
         """Windows before the newest one that are kept: one is asked for in the window that follows it."""
-        self._down = Recent[Array](self.kept, lambda: np.zeros(cells))
+        self._down = RecentWindows[Array](self.kept, lambda: np.zeros(cells))
         self._carriers: dict[tuple[bool, int], int] = {}
-        self._up = Recent[dict[tuple[int, int], float]](self.kept, lambda: defaultdict(float))
+        self._up = RecentWindows[dict[tuple[int, int], float]](self.kept, lambda: defaultdict(float))
 
     def window(self, t_s: float) -> int:
         """The window of a time since the first slot."""

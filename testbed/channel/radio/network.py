@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from testbed.channel.radio.adaptation import AdaptedAir, LazySeries, SinrSeries
 from testbed.channel.radio.cell import Mobility
 from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
-from testbed.channel.radio.loads import Loads, Recent
+from testbed.channel.radio.loads import Loads, RecentWindows
 from testbed.channel.radio.model import (
     LEAST_SNR,
     LONGEST_STEP_S,
@@ -138,8 +138,8 @@ class NetworkChannels:
         self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, rest_s + seconds
         self._loads, self._places = loads, tuple(cells)
         kept = math.inf if loads is None else loads.kept
-        self._from_ues = Recent[Array](kept, lambda: np.zeros(len(cells)))
-        self._parts = Recent[dict[int, Array]](kept, dict)
+        self._from_ues = RecentWindows[Array](kept, lambda: np.zeros(len(cells)))
+        self._parts = RecentWindows[dict[int, Array]](kept, dict)
         fastest_mps = max(ue.speed_mps for ue in ues)
         self._step_s = min(PLACE_STEP_S, STEP_M / fastest_mps) if fastest_mps else PLACE_STEP_S
         self._step_s = max(self._step_s, seconds / MOST_STEPS)
