@@ -160,7 +160,7 @@ def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("ue run --pad ", bundled_files.names("profiles")),
         ("capacity --profile ", bundled_files.names("profiles")),
         ("bs serve --model s", ["smollm2"]),
-        ("models fetch ", ["smollm2"]),
+        ("models fetch ", ["smollm2-draft", "smollm2"]),
         ("latency measure --link ", bundled_files.names("traces")),
         ("channel replay ", bundled_files.names("traces")),
         ("channel emulate --trace ", bundled_files.names("traces")),

@@ -71,12 +71,12 @@ def base_station(
 
 
 def counted_in(metrics: Path) -> dict[str, Any]:
-    """The last counters of a BS.
+    """The last counters of a BS; a line that it is writing does not count.
 
     Raises:
         TestbedError: it has written none.
     """
-    lines = metrics.read_text(encoding="utf-8").splitlines()
+    lines = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
     if not lines:
         raise TestbedError("the base station has written no counters")
     found: dict[str, Any] = json.loads(lines[-1])

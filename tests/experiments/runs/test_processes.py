@@ -56,6 +56,14 @@ def test_it_waits_for_the_ready_line_and_ends_the_process_afterwards(script: Scr
     assert not alive(pid)
 
 
+def test_a_line_of_counters_that_is_being_written_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"rounds": 1}\n{"rounds": 2}\n{"rou')
+    assert processes.counted_in(tmp_path / "metrics.jsonl") == {"rounds": 2}
+    (tmp_path / "metrics.jsonl").write_text('{"rou')
+    with pytest.raises(TestbedError, match="no counters"):
+        processes.counted_in(tmp_path / "metrics.jsonl")
+
+
 def test_a_station_without_counters_yet(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(TestbedError, match="has written no counters"):

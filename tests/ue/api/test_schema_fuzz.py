@@ -7,6 +7,8 @@ a neighbour gets does not change.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import multiprocessing
 import os
 import random
@@ -38,6 +40,9 @@ from testbed.ue.api.schema import ChatRequest, CompletionRequest
 from tests.support.endpoints import MODEL, endpoint
 from tests.support.heartbeat import Heartbeat, Stall, run_undelayed
 from tests.support.hostile.bodies import mutated, sound
+
+with contextlib.suppress(ImportError):  # else while requests are generated, where the parser of CPython 3.11 can fail
+    importlib.import_module("schemathesis.python._constants.orchestrator")
 
 REQUESTS = int(os.environ.get("TESTBED_FUZZ", "0"))
 """Number of requests of the long run."""

@@ -44,7 +44,8 @@ def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float
         interval_s: time between two lines.
         from_s, to_s: times of the lines to begin and end with (`t_s`).
     """
-    times_s = [json.loads(line)["t_s"] for line in metrics.read_text(encoding="utf-8").splitlines()]
+    lines = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()  # without one that is being written
+    times_s = [json.loads(line)["t_s"] for line in lines]
     within = [t_s for t_s in times_s if from_s <= t_s <= to_s]
     return max((after - before - interval_s for before, after in pairwise(within)), default=0.0)
 
