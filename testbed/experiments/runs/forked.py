@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,7 +16,7 @@ from testbed.experiments.runs.processes import STOP_S
 
 
 def start(process: BaseProcess) -> None:
-    """Start a process.
+    """Start a process. One whose start is interrupted ends by `as_child`.
 
     Raises:
         TestbedError: the server that forks processes was killed meanwhile.
@@ -24,6 +25,9 @@ def start(process: BaseProcess) -> None:
         process.start()
     except EOFError as exc:  # which a command line would take for the end of its input
         raise TestbedError(f"the process of {process.name} ended before it had started") from exc
+    except BaseException as exc:
+        traceback.clear_frames(exc.__traceback__)  # they hold the pipe by whose end the process knows of ours
+        raise
 
 
 def stop_all(processes: Sequence[BaseProcess]) -> None:

@@ -18,6 +18,7 @@ import pytest
 from testbed.errors import TestbedError
 from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.processes import command, environment
+from testbed.process.interrupts import as_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
@@ -90,6 +91,31 @@ def test_a_process_whose_server_is_killed_as_it_starts_has_ended(monkeypatch: py
         with pytest.raises(TestbedError, match="the process of UE 2 ended before it had started"):
             start(process)
     stop_all([process])
+
+
+def _wait_as_child() -> None:
+    as_child()
+    time.sleep(60)
+
+
+def test_a_process_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran until its parent had ended, since nobody knew its number."""
+    told, pids = forkserver.read_signed, []
+
+    def interrupted(end: int) -> int:
+        pids.append(told(end))
+        raise KeyboardInterrupt
+
+    process = multiprocessing.get_context("forkserver").Process(target=_wait_as_child)
+    with monkeypatch.context() as patch:
+        patch.setattr(forkserver, "read_signed", interrupted)
+        with pytest.raises(KeyboardInterrupt) as held:  # as a run holds it while it stops its processes
+            start(process)
+    stop_all([process])
+    until_s = time.monotonic() + 30
+    while Path(f"/proc/{pids[0]}").exists():
+        assert time.monotonic() < until_s, held
+        time.sleep(0.05)
 
 
 def test_a_run_ends_though_the_process_that_forked_its_ues_is_stopped(tmp_path: Path) -> None:
