@@ -49,6 +49,8 @@ class JoiningWindows:
         first window that the BS keeps."""
         self._sent: dict[int, JoiningWindow] = {}
         """Windows with tokens that are not committed yet, by their numbers."""
+        self.last_verified = -1
+        """Number of the last window of which a pass verified tokens."""
         self._foreseen: list[int] = []
         """Tokens of the windows that are away, after the committed ones; empty once one of them was wrong."""
         self._by_index = False
@@ -68,6 +70,10 @@ class JoiningWindows:
     def length(self) -> int:
         """Number of committed tokens."""
         return self._length
+
+    def awaits(self, number: int) -> bool:
+        """Whether tokens of this window are not committed yet."""
+        return number in self._sent
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Set the prompt.
@@ -156,6 +162,7 @@ class JoiningWindows:
             ids, last = np.concatenate([ids, more.ids]), more
         if not 0 < verdict.joined <= len(ids):
             raise ProtocolError(f"verdict of {verdict.joined} tokens from window {verdict.draft} on")
+        self.last_verified = last.number
         return ids[: verdict.joined]
 
     def commit(self, ids: Sequence[int]) -> None:

@@ -82,7 +82,7 @@ class StreamDrafting:
         self._drafting_s = 0.0
         """Time from the previous verdict until the window that this round verified was sent."""
         self._sent_s: dict[int, float] = {}
-        """Times at which windows were sent, by `JoiningWindow.end`."""
+        """Times at which windows were sent, by their numbers."""
 
     @property
     def window(self) -> int:
@@ -137,9 +137,9 @@ class StreamDrafting:
             self._choice.linked(seconds - bs_s)
         else:
             self._choice.passed(verdict.joined, bs_s, verdict.accepted + 1)
-        sent_s = self._sent_s.get(self._windows.length + verdict.joined)
-        if verdict.joined and sent_s is not None:
-            self._choice.linked(self._clock.time() - sent_s - bs_s)
+        sent_s = self._sent_s.get(self._windows.last_verified)
+        if verdict.joined and sent_s is not None:  # it may have come during the pass before, which `bs_s` includes
+            self._choice.linked(self._clock.time() - sent_s - max(0.0, verdict.verify_s))
             self._drafting_s = max(0.0, sent_s - (self._clock.time() - seconds))
         self._new = False
         return ids
@@ -158,7 +158,7 @@ class StreamDrafting:
         """Append committed tokens."""
         self._windows.commit(ids)
         self._room -= len(ids)
-        self._sent_s = {end: at_s for end, at_s in self._sent_s.items() if end > self._windows.length}
+        self._sent_s = {number: at_s for number, at_s in self._sent_s.items() if self._windows.awaits(number)}
         if self._model is not None:
             self._model.commit(ids)
             self._wake.set()
@@ -210,7 +210,7 @@ class StreamDrafting:
         waits = self._waits()
         async with self._lock:
             now_s = self._clock.time()
-            self._sent_s.update((one.end, now_s) for one in windows)
+            self._sent_s.update((one.number, now_s) for one in windows if len(one.ids))
             self._waiting = waits
             await self._join_with_times(windows, waits)
 

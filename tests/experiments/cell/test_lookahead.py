@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from testbed.channel.radio.config import RadioConfig
 from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup, UePower
 from testbed.experiments.cell.run import run_cell
+from testbed.ue.windows.stream_choice import StreamChoice
 from tests.experiments.cell.test_run import rows
 
 UE = UeGroup(name="ue", protocol="greedy", alpha=0.8)
@@ -37,3 +39,22 @@ def test_a_chosen_lookahead_is_no_slower_than_the_target_alone() -> None:
         found = rows(msgspec.structs.replace(config, ues=(group,)))["ue"]
         speeds[change.get("lookahead", change["protocol"])] = found["goodput_tps"]
     assert speeds[None] > 0.98 * speeds["target-only"] > 1.5 * speeds["greedy"]
+
+
+def test_the_time_on_the_link_is_measured_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 0 where a window was sent again, or came during the pass before the one that verified it."""
+    measured, linked = list[float](), StreamChoice.linked
+
+    def seen(choice: StreamChoice, seconds: float) -> None:
+        measured.append(seconds)
+        linked(choice, seconds)
+
+    monkeypatch.setattr(StreamChoice, "linked", seen)
+    radio = RadioConfig(wired_ms=24.0)
+    ues = (
+        UeGroup(name="drafting", count=6, lookahead=None, alpha=0.8),
+        UeGroup(name="others", count=6, protocol="target-only"),
+    )
+    run_cell(CellConfig(seconds=6.0, warmup_s=1.0, radio=radio, ues=ues))
+    assert len(measured) > 100 and min(measured) >= 0.048
+    assert np.median(measured) < 0.1
