@@ -43,6 +43,8 @@ class Pending:
     those of its UE before it; 0: it has a guarantee, or no session has one."""
     ue: bytes = b""
     """UE that the session belongs to."""
+    running_tokens: int = 0
+    """New tokens that the engine has still to compute for other requests of this UE: prompts that it cuts."""
 
     @property
     def cached_tokens(self) -> int:

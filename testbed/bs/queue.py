@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -45,7 +46,11 @@ class Queue:
 
     def pending(self) -> list[Pending]:
         """Waiting requests in order of arrival, without those of which the engine has a piece."""
-        return [item for name, (_, item) in self._waiting.items() if name not in self._running]
+        running = Counter[bytes]()
+        for session, item, _ in self._running.values():
+            running[item.ue] += replace(item, computed=session.computed).new_tokens
+        found = [item for name, (_, item) in self._waiting.items() if name not in self._running]
+        return [replace(one, running_tokens=running[one.ue]) if one.ue in running else one for one in found]
 
     def session(self, item: Pending) -> Session:
         """The session of a waiting request."""

@@ -49,6 +49,19 @@ def test_a_piece_leaves_its_request_waiting_for_the_rest() -> None:
     assert not len(queue)
 
 
+def test_what_the_engine_has_of_a_prompt_counts_for_its_ue_until_it_is_computed() -> None:
+    queue = Queue()
+    session, _ = waiting(queue, 0, 1)
+    first, _ = queue.pending()
+    (taken,) = queue.take([first])
+    queue.start(taken)
+    assert [one.running_tokens for one in queue.pending()] == [203]
+    session.computed = 128  # after a pass
+    assert [one.running_tokens for one in queue.pending()] == [75]
+    queue.taken(first.request, finished=True)
+    assert [one.running_tokens for one in queue.pending()] == [0]
+
+
 def test_dropping() -> None:
     queue = Queue()
     sessions = waiting(queue, 0, 1)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.errors import BadInput
 
+LOCK_S, TRY_S = 2.0, 0.01
+"""Longest wait for other base stations that bind in the same folder, and time between two tries."""
 MOST_PATH_BYTES = 107
 """Longest path of a Unix socket: 108 bytes with the zero at its end (unix(7))."""
 
@@ -45,14 +49,35 @@ def _identity(path: Path) -> tuple[int, int]:
 def _bound(path: Path) -> socket.socket:
     listening, before = socket.socket(socket.AF_UNIX), os.umask(0o177)
     try:
-        _bind(listening, path)
-        listening.listen()
+        with _alone_in(path.parent):  # until it listens, another base station would take it for a stale one
+            _bind(listening, path)
+            listening.listen()
     except OSError as exc:
         listening.close()
         raise BadInput(f"no controller can be awaited at {path}: {exc.strerror or exc}") from exc
     finally:
         os.umask(before)
     return listening
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, unless somebody else holds it for long: other users may.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        until_s = time.monotonic() + LOCK_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(TRY_S)
+        yield
+    finally:
+        os.close(held)
 
 
 def _bind(listening: socket.socket, path: Path) -> None:

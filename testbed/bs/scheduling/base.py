@@ -72,8 +72,8 @@ class Fcfs(Scheduler):
     """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. None:
     prefixes are never cut."""
     own_tokens: int | None = None
-    """New tokens of a pass up to which one UE's requests are taken while other UEs have rounds; its first one always
-    is. None: there is no such bound."""
+    """New tokens up to which one UE's requests are taken while other UEs have rounds, those that the engine still has
+    included; its first one always is. None: there is no such bound."""
     heard: tuple[tuple[bytes, float], ...] = ()
     """The last two UEs that had a request, and when; a UE that drafts has none, and comes back."""
 
@@ -89,8 +89,9 @@ class Fcfs(Scheduler):
         tokens, used = 0, Counter[bytes]()
         recent = {ue for ue, at_s in self._heard(pending) if now_s - at_s < RECENT_S}
         for item in map(self._cut, in_turn(pending)):
-            own = used[item.ue] + item.new_tokens
-            if used[item.ue] and recent - {item.ue} and self.own_tokens is not None and own > self.own_tokens:
+            before = used[item.ue] or item.running_tokens
+            own = before + item.new_tokens
+            if before and recent - {item.ue} and self.own_tokens is not None and own > self.own_tokens:
                 continue
             tokens += item.new_tokens
             if batch and tokens > self.max_tokens:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from testbed.bs.control import place
 from testbed.bs.control.station import controlled
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
@@ -107,3 +111,36 @@ def test_the_end_does_not_need_the_folder(tmp_path: Path) -> None:
     with controlled(at(tmp_path / "run" / "c")):
         (tmp_path / "run" / "c").unlink()
         (tmp_path / "run").rmdir()
+
+
+def test_two_that_start_at_once_leave_each_other_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between binding and listening, the first one's socket was taken for one that a killed base station had left."""
+    path, bind, bound, done = tmp_path / "c", place._bind, threading.Event(), threading.Event()
+
+    def slow(listening: socket.socket, at: Path) -> None:
+        bind(listening, at)
+        bound.set()
+        time.sleep(0.3)
+
+    def first() -> None:
+        with place.listening_at(str(path)):
+            done.wait(30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, "_bind", slow)
+        thread = threading.Thread(target=first)
+        thread.start()
+        assert bound.wait(30)
+    assert "another process listens there" in refused(path)
+    done.set()
+    thread.join()
+    assert not path.exists()
+
+
+def test_a_lock_that_is_not_released_delays_the_start_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "LOCK_S", 0.1)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with controlled(at(tmp_path / "c")):
+        assert (tmp_path / "c").exists()
+    os.close(held)

@@ -187,6 +187,16 @@ def test_a_ue_that_drafts_meanwhile_counts_as_well() -> None:
     assert len(scheduler.plan(later, 30.0)) == 40  # the other one has had no round for long
 
 
+def test_a_prompt_that_the_engine_cuts_counts_until_it_is_computed() -> None:
+    """In each pass another long prompt of the same UE was taken beside those that were not finished."""
+    queue = of_ues(("a1", b"a", 0, 4), ("b1", b"b", 1, 4))
+    running = [replace(item, running_tokens=3_000 if item.ue == b"a" else 0) for item in queue]
+    assert sessions(Fcfs(own_tokens=512).plan(running, 9.0)) == ["b1"]
+    assert sessions(Fcfs(own_tokens=512).plan(running[:1], 9.0)) == ["a1"]  # nobody else has rounds
+    nearly = [replace(item, running_tokens=500) for item in queue]
+    assert sessions(Fcfs(own_tokens=512).plan(nearly, 9.0)) == ["a1", "b1"]
+
+
 def test_the_first_request_of_a_ue_goes_whatever_its_size() -> None:
     queue = of_ues(("a1", b"a", 0, 599), ("a2", b"a", 1, 0), ("b1", b"b", 2, 599))
     assert sessions(Fcfs(own_tokens=512).plan(queue, 9.0)) == ["a1", "b1"]
