@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from testbed.errors import used_up
-from testbed.experiments.runs.processes import command, environment, stop_group
+from testbed.errors import TestbedError, used_up
+from testbed.experiments.runs.processes import WATCH_S, check_stopped, command, environment, stop_group
+from testbed.tasks import cancel
 
 RETRY_S = 1.0
 """Time between attempts to start a process while descriptors, processes or memory are used up."""
@@ -18,21 +19,35 @@ MOST_CHARACTERS = 500
 
 
 async def run_child(arguments: Sequence[str], say: Callable[[str], None]) -> tuple[int, str]:
-    """Run a command of the testbed; returns its exit code (negative: the signal) and its last line on stderr."""
+    """Run a command of the testbed; returns its exit code (negative: the signal) and its last line on stderr. One that
+    stays stopped (SIGSTOP) is ended, and has failed.
+    """
     try:
         process = await _started(arguments, say)
     except OSError as exc:
         return 1, f"its process cannot be started: {exc.strerror or exc}"
-    last_line = ""
+    following, stopped_s = asyncio.create_task(_follow(process, say)), None
     try:
-        assert process.stderr is not None
-        while line := await _line(process.stderr):
-            if text := line.decode(errors="replace").strip():
-                last_line = text[:MOST_CHARACTERS]
-                say(f"    {last_line}")
-        return await process.wait(), last_line.removeprefix("testbed: ")
+        while not following.done():
+            await asyncio.wait([following], timeout=WATCH_S)
+            stopped_s = check_stopped("its process", process.pid, stopped_s)
+        return following.result()
+    except TestbedError as exc:
+        return 1, str(exc)
     finally:
+        await cancel(following)
         await stop_group(process)
+
+
+async def _follow(process: asyncio.subprocess.Process, say: Callable[[str], None]) -> tuple[int, str]:
+    """Pass on what a process says; returns its exit code and its last line."""
+    last_line = ""
+    assert process.stderr is not None
+    while line := await _line(process.stderr):
+        if text := line.decode(errors="replace").strip():
+            last_line = text[:MOST_CHARACTERS]
+            say(f"    {last_line}")
+    return await process.wait(), last_line.removeprefix("testbed: ")
 
 
 async def _started(arguments: Sequence[str], say: Callable[[str], None]) -> asyncio.subprocess.Process:

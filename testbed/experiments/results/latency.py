@@ -19,6 +19,7 @@ from testbed.optim.serving.ratios import LoadSeries
 RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "rps": (lambda v: v >= 0, "0 or more, in requests a second"),
     "alpha": (lambda v: 0 <= v <= 1, "in [0, 1]"),
+    "imposed": (lambda v: 0 <= v <= 1, "in [0, 1]"),
     "k": (lambda v: v >= 0 and v == int(v), "a whole number, 0 or more"),
     "prefill": (lambda v: v >= 0, "0 or more, in tokens"),
     "decode": (lambda v: v > 0, "positive, in tokens"),
@@ -103,7 +104,11 @@ def _imposed(path: Path, count: int) -> list[float | None]:
     if "imposed" not in header:
         return [None] * count
     place = header.index("imposed")
-    return [float(row[place]) if row[place].strip() else None for _, row in lines[1:]]
+    empty = [len(row) > place and not row[place].strip() for _, row in lines[1:]]
+    return [
+        None if blank else _cell(path, header, line, row, "imposed")
+        for blank, (line, row) in zip(empty, lines[1:], strict=True)
+    ]
 
 
 def has_values(path: Path, name: str) -> bool:

@@ -34,7 +34,7 @@ COMPILING_S = 1800.0
 WATCH_S = 0.5
 """Time between checks that the processes that serve a run still run."""
 STOPPED_S = 30.0
-"""Time after which a run ends whose user equipment has been stopped."""
+"""Time after which a run or an order ends whose process has been stopped."""
 INTERRUPTED = (130, -signal.SIGINT)
 """Exit code of a `testbed` process that SIGINT ended."""
 
@@ -211,7 +211,7 @@ def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
                 output, _ = process.communicate(timeout=WATCH_S)
             if process.returncode is None:
                 check_serving()
-                stopped_s = _check_stopped(process.pid, stopped_s)
+                stopped_s = check_stopped("the user equipment", process.pid, stopped_s)
     finally:
         stop(process)
         if process.stdout:
@@ -225,7 +225,7 @@ def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     return document, process.pid
 
 
-def _check_stopped(pid: int, since_s: float | None) -> float | None:
+def check_stopped(name: str, pid: int, since_s: float | None) -> float | None:
     """Since when a process has been stopped (SIGSTOP), as far as is known; None: it runs.
 
     Raises:
@@ -235,7 +235,7 @@ def _check_stopped(pid: int, since_s: float | None) -> float | None:
         return None
     now_s = time.monotonic()
     if since_s is not None and now_s - since_s > STOPPED_S:
-        raise TestbedError(f"the user equipment (pid {pid}) has been stopped for {STOPPED_S:g} s")
+        raise TestbedError(f"{name} (pid {pid}) has been stopped for {STOPPED_S:g} s")
     return now_s if since_s is None else since_s
 
 

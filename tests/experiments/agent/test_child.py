@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from testbed.cli import main
 from testbed.experiments.agent import child
 from testbed.experiments.agent.child import MOST_CHARACTERS, MOST_LINE_BYTES, run_child
+from testbed.experiments.runs import processes
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,15 @@ def test_an_error_is_a_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main._say("a\nb " + "x" * 3_000_000, 2) == 2
     line = capsys.readouterr().err
     assert line.startswith("testbed: a b xxx") and len(line) < 3000 and line.count("\n") == 1
+
+
+async def test_a_process_that_stays_stopped_ends_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept the agent from all further orders."""
+    monkeypatch.setattr(child, "command", lambda *arguments: [sys.executable, "-c", *arguments])
+    monkeypatch.setattr(processes, "STOPPED_S", 0.5)
+    code = "import os, signal, sys; print('on', file=sys.stderr); os.kill(os.getpid(), signal.SIGSTOP)"
+    monkeypatch.setattr(processes, "STOP_S", 0.5)
+    said: list[str] = []
+    status, text = await run_child([code], said.append)
+    assert (status, said) == (1, ["    on"])
+    assert re.fullmatch(r"its process \(pid \d+\) has been stopped for 0.5 s", text)

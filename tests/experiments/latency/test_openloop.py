@@ -180,6 +180,18 @@ def test_points_are_read_back_by_the_fit(tmp_path: Path) -> None:
     assert (series.k, series.imposed, series.repeat.tolist()) == (8, 0.9, [0, 1, 0, 1])
 
 
+@pytest.mark.parametrize("text", ["high", "nan", "1.5", "-0.1"])
+def test_an_imposed_rate_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
+    series = Series(8, 0.9, 0.5, 5.0, [], [point([offered(1.0, 60)], 8, 0.9, 0)])
+    write_tables(tmp_path, [series])
+    rows = (tmp_path / "points.csv").read_text().splitlines()
+    header, place = rows[0], rows[0].split(",").index("imposed")
+    cells = rows[1].split(",")
+    (tmp_path / "wrong.csv").write_text("\n".join([header, ",".join([*cells[:place], text, *cells[place + 1 :]])]))
+    with pytest.raises(BadInput, match=r"wrong.csv line 2: imposed must be (a number|in \[0, 1\]), not"):
+        read_series(tmp_path / "wrong.csv")
+
+
 def test_percentiles_need_enough_requests() -> None:
     few, some, many = (point([offered(2.0, count)], 8) for count in (200, 400, 1600))
     assert few.latency_p95_s is None and some.latency_p95_s is not None and some.latency_p99_s is None
