@@ -187,7 +187,9 @@ def load(kind: type[C], path: Path) -> C:
     """
     try:
         return msgspec.convert(yaml_file(path), kind, strict=False, builtin_types=DATES)
-    except (OSError, msgspec.DecodeError, BadInput, RecursionError) as exc:
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    except (msgspec.DecodeError, BadInput, RecursionError) as exc:
         raise ConfigError(f"{path}: {_complaint(exc, kind)}") from exc
 
 

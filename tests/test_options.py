@@ -80,6 +80,8 @@ def test_a_file_of_a_configuration(tmp_path: Path) -> None:
     assert load(Basket, path) == Basket(apples=4, note="ripe")
     path.write_text("aples: 3\n")
     refuse(lambda: load(Basket, path), ConfigError, "did you mean 'apples'?")
+    missing = tmp_path / "none.yaml"
+    refuse(lambda: load(Basket, missing), ConfigError, f"cannot read {missing}: No such file or directory")
 
 
 class Lid(Config, frozen=True, tag="lid", tag_field="kind"):
