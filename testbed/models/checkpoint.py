@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import ModelError
+from testbed.errors import ModelError, TestbedError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block in which safetensors writes a file or folder.
+
+    Raises:
+        TestbedError: it cannot, for example on a full disk, of which safetensors tells by an error of its own.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as exc:
+        raise TestbedError(f"cannot write {path}: {exc}") from exc
 
 
 class Checkpoint:

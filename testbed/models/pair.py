@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from testbed.models.checkpoint import writing
 from testbed.models.export import export_gguf
 from testbed.models.net import Net
 from testbed.models.tokenizer import end_of, save_tokenizer, train_tokenizer
@@ -48,7 +49,8 @@ def save_model(net: Net, tokenizer: Tokenizer, directory: Path) -> None:
     """Write a trained model as a transformers directory, weights in bfloat16."""
     model = LlamaForCausalLM(net.config)
     model.load_state_dict({**net.state_dict(), "lm_head.weight": net.model.embed_tokens.weight})
-    model.bfloat16().save_pretrained(directory)
+    with writing(directory):
+        model.bfloat16().save_pretrained(directory)
     (directory / "model.safetensors").chmod(0o644)
     save_tokenizer(tokenizer, directory, MAX_POSITIONS)
     end_id = end_of(tokenizer)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from testbed.errors import BadInput
 from testbed.files import make_folder, require_empty
 from testbed.models.bundle import bundled
+from testbed.models.checkpoint import writing
 from testbed.options import Config, option
 from testbed.protocols.vocabulary import fingerprint
 
@@ -63,7 +64,8 @@ def make_random(chosen: RandomModel, out: Path) -> int:
         torch.manual_seed(chosen.seed)
         model = getattr(transformers, f"{name}ForCausalLM")(config).float()
     make_folder(out)
-    model.save_pretrained(out)
+    with writing(out):
+        model.save_pretrained(out)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         if (tokenizer / file).exists():
             shutil.copy(tokenizer / file, out / file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from safetensors import safe_open
 from testbed.bs.engines.model_files import check_files
 from testbed.bs.engines.target import describe
 from testbed.cli.main import main
+from testbed.decision_head.episodes import EpisodeStore
+from testbed.errors import TestbedError
 from testbed.models.bundle import bundled
 from testbed.protocols.vocabulary import fingerprint
+from tests.support.mismatches import some_meta, some_mismatches
 
 TINY = ["--hidden", "64", "--layers", "2", "--ffn", "96", "--heads", "2", "--positions", "128"]
 
@@ -77,3 +81,28 @@ def test_a_directory_with_files_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert main(["models", "random", "--out", str(tmp_path), *TINY]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_disk_without_room_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """safetensors raises an error of its own."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        status = main(["models", "random", "--out", str(tmp_path / "model"), *TINY])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress
+    assert status == 1 and said.startswith("testbed: cannot write ")
+    with pytest.raises(TestbedError, match=r"cannot write .*\.safetensors: "):
+        labelled_without_room(tmp_path / "episodes", limits)
+
+
+def labelled_without_room(out: Path, limits: tuple[int, int]) -> None:
+    found, _, _ = some_mismatches(400, 0)
+    store = EpisodeStore(out)
+    store.create(some_meta())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        store.write(0, found)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -29,6 +29,7 @@ from testbed.experiments.distill.prepare import Distillation, prepared
 from testbed.experiments.distill.vocabulary import LessonMaker, frequent_ids, write_tokenizer
 from testbed.experiments.results.claims import CONFIG, claimed, kept
 from testbed.files import make_folder, whole_file
+from testbed.models.checkpoint import writing
 from testbed.models.distill.lesson import Lesson
 from testbed.process.cores import model_threads
 from testbed.protocols.vocabulary import BESIDE_GGUF, FILE
@@ -164,7 +165,8 @@ def _trained(
     student = make_student(work.model, StudentShape(work.layers, config.hidden, ids, config.seed))
     state = train(config, student, data, out / CHECKPOINT, say, progress)
     make_folder(out / MODEL)
-    state.model.cpu().save_pretrained(out / MODEL)
+    with writing(out / MODEL):
+        state.model.cpu().save_pretrained(out / MODEL)
     shutil.copyfile(out / FILE, out / MODEL / FILE)
     return {
         "parameters": sum(one.numel() for one in state.model.parameters()),

@@ -17,6 +17,7 @@ from testbed.errors import ModelError
 from testbed.files import make_folder
 from testbed.llama.gguf import Scalar
 from testbed.llama.gguf_rules import EMBEDDING, check_gguf
+from testbed.models.checkpoint import writing
 from testbed.models.export import ARCHITECTURES
 
 FAMILIES = {gguf.MODEL_ARCH_NAMES[arch]: name for name, arch in ARCHITECTURES.items()}
@@ -59,7 +60,8 @@ def from_gguf(file: Path, out: Path) -> None:
     weights = _weights(file, family, entries)
     rows = header.tensors[EMBEDDING].shape[1]
     make_folder(out)
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    with writing(out):
+        save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     _write_json(out / "config.json", _config(family, entries, rows, tied="lm_head.weight" not in weights))
     if entries.get("tokenizer.ggml.model", "none") not in WITHOUT_TOKENIZER:
         save_tokenizer(file, out)
