@@ -14,6 +14,8 @@ from testbed.errors import BadInput
 from testbed.optim.pass_time import RequestWork
 
 COLUMNS = ("batch", "new_tokens", "cached_tokens", "latency_s")
+MOST_TOKENS, MOST_S = 2**31, 86_400.0
+"""Tokens of a request, and seconds of a pass."""
 HELD_OUT = "held_out"
 """Column in which `testbed estimator profile` marks passes that are not for the fit: 1, else 0."""
 
@@ -90,10 +92,10 @@ def _parse(row: Sequence[str], places: Mapping[str, int], where: str) -> tuple[s
         raise BadInput(f"{where}: batch is empty; rows of one pass share a name or number")
     new, cached, latency_s = (_number(row[places[column]], column, where) for column in COLUMNS[1:])
     for column, value in (("new_tokens", new), ("cached_tokens", cached)):
-        if value < 0 or value != int(value):
-            raise BadInput(f"{where}: {column} must be a whole number, 0 or more, not {value:g}")
-    if not latency_s > 0:
-        raise BadInput(f"{where}: latency_s must be positive, not {latency_s:g}")
+        if not 0 <= value <= MOST_TOKENS or value != int(value):
+            raise BadInput(f"{where}: {column} must be a whole number, 0 to {MOST_TOKENS}, not {value:g}")
+    if not 0 < latency_s <= MOST_S:
+        raise BadInput(f"{where}: latency_s must be positive, and {MOST_S:g} at most, not {latency_s:g}")
     return batch, RequestWork(int(new), int(cached)), latency_s
 
 
