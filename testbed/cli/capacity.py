@@ -14,7 +14,7 @@ from testbed.cli.output import note, print_json, progress
 from testbed.cli.tables import print_rows
 from testbed.config import load, resolved
 from testbed.errors import BadInput
-from testbed.experiments.capacity.config import CapacityConfig
+from testbed.experiments.capacity.config import MOST_UES, CapacityConfig
 from testbed.files import yaml_values
 from testbed.options import C, replaced
 
@@ -224,9 +224,9 @@ def _range(text: str | None) -> tuple[int, ...]:
         return ()
     try:
         first, last, step = (int(part) for part in text.split(":"))
-        found = tuple(range(first, last + 1, step))
+        found = range(first, last + 1, step)
     except ValueError as exc:
         raise BadInput(f"--sweep takes FROM:TO:STEP, such as 20:200:20, not {text!r}") from exc
-    if not found or first < 1 or step < 1:
-        raise BadInput(f"--sweep takes FROM:TO:STEP with 1 ≤ FROM ≤ TO and STEP ≥ 1, not {text!r}")
-    return found
+    if not found or first < 1 or step < 1 or last > MOST_UES:
+        raise BadInput(f"--sweep takes FROM:TO:STEP with 1 ≤ FROM ≤ TO ≤ {MOST_UES} and STEP ≥ 1, not {text!r}")
+    return tuple(found)

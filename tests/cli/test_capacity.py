@@ -140,6 +140,7 @@ def test_a_knee_comes_with_what_became_of_its_own_class(tmp_path: Path, capsys: 
         (["--epsilon", "2"], "[0, 1]"),
         (["--sweep", "9"], "FROM:TO:STEP"),
         (["--sweep", "9:3:1"], "FROM:TO:STEP"),
+        (["--sweep", "1:40000000:1"], "FROM ≤ TO ≤ 4000"),
         (["--sweep", "1:3:1", "--ues", "3"], "exclude each other"),
         (["--mix", "2:1", "--tables", "--out", "nowhere"], "leave out --mix"),
         (["--tables"], "--out"),

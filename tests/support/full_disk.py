@@ -26,7 +26,7 @@ from testbed.experiments.runs.journal import NAME, Journal
 PAGE = 4096
 ROOM = 2**24
 INSIDE = "FULL_DISK_INSIDE"
-REFUSED = re.compile(r"testbed: cannot write (\S+): No space left on device\n")
+REFUSED = re.compile(r"testbed: cannot write (\S+): No space left on device")
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,8 +94,10 @@ def attempt(folder: Path, pages: int, options: list[str]) -> dict[str, Any]:
     try:
         out = folder / "run"
         code, said, complained = run([*options, "--out", str(out)])
-        refused = REFUSED.fullmatch(complained)
+        *progress, last = complained.splitlines() or [""]
+        refused = REFUSED.fullmatch(last)
         assert code == 1 and not said and refused, (code, said, complained)
+        assert not any(line.startswith("testbed: ") for line in progress), complained
         assert not (out / "summary.json").exists()
         assert not [path for path in out.glob(".*") if path.is_file()]
         mount(folder, ROOM, "remount")

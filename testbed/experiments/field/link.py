@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from testbed.channel.csi import Csi
@@ -15,6 +16,7 @@ from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
 from testbed.channel.trace import Trace, write_trace
 from testbed.config import Config
 from testbed.errors import BadInput
+from testbed.experiments.inputs.state import ASSUMED_MBPS
 
 RATIO = 3.0
 """Factor beyond which a changed rate or RTT suggests a different place."""
@@ -127,6 +129,60 @@ def constant(csi: Csi) -> Trace:
     snr_db = math.nan if csi.snr_db is None else csi.snr_db
     values = (0.0, csi.uplink_mbps, csi.downlink_mbps, csi.rtt_ms, csi.per_up, csi.per_down, snr_db)
     return Trace(*(np.array([value]) for value in values))
+
+
+class _Value(msgspec.Struct):
+    value: float
+
+
+class _Station(msgspec.Struct):
+    rssi_dbm: float | None = None
+
+
+class _Wifi(msgspec.Struct):
+    station: _Station | None = None
+
+
+class _Cellular(msgspec.Struct):
+    rsrp_dbm: float | None = None
+
+
+class _Measured(msgspec.Struct):
+    """What is read of a document of `measure`."""
+
+    csi: dict[str, float | str | None]
+    rtt_ms: _Value
+    uplink_mbps: _Value | None = None
+    downlink_mbps: _Value | None = None
+    wifi: _Wifi | None = None
+    cellular: _Cellular | None = None
+
+
+def check_measured(document: Any) -> None:
+    """Check a document of `measure` that another machine sent.
+
+    Raises:
+        BadInput: a value is missing, of another type, or out of range.
+    """
+    try:
+        found = msgspec.convert(document, _Measured)
+        csi_of(document)
+    except (msgspec.ValidationError, TypeError) as exc:
+        raise BadInput(str(exc)) from exc
+    values = (found.rtt_ms, found.uplink_mbps, found.downlink_mbps)
+    if not all(0 <= one.value < math.inf for one in values if one is not None):
+        raise BadInput("rates and RTTs must be finite and not negative")
+
+
+def csi_of(measured: Mapping[str, Any]) -> Csi:
+    """The channel state in a document of `measure`; rates that were not measured are assumed.
+
+    Raises:
+        BadInput: a value out of range.
+        TypeError: an unknown field.
+    """
+    known = {key: value for key, value in measured["csi"].items() if key != "source"}
+    return Csi(**{"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS, "rtt_ms": 0.0, **known}, source="probe")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.channel.csi import Csi
+from testbed.experiments.field.link import csi_of
 from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan
 from testbed.experiments.inputs.formats import Example
-from testbed.experiments.inputs.state import ASSUMED_MBPS
 from testbed.experiments.results.files import read_requests, read_rounds
 from testbed.models.scoring import final_number
 
@@ -45,8 +45,7 @@ def requests_of(log: FieldLog, cell: FieldCell) -> list[dict[str, Any]]:
 def measured_csi(log: FieldLog, place: str) -> Csi:
     """The link of a place as measured on the last arrival; rates that were not measured are assumed."""
     visit = log.last_visit(place)
-    known = {key: value for key, value in (visit["measured"]["csi"] if visit else {}).items() if key != "source"}
-    return Csi(**{"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS, "rtt_ms": 0.0, **known}, source="probe")
+    return csi_of(visit["measured"] if visit else {"csi": {}})
 
 
 def samples(

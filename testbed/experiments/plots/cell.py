@@ -25,7 +25,7 @@ def write_plot(rows: Sequence[Row], varied: Sequence[str], path: Path) -> Path:
 
 def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
     first, *others = varied or [""]
-    labels = [", ".join(f"{row[name]}" for name in others) for row in rows]
+    labels = [", ".join(f"{name.rpartition('.')[2]} {_tick(row[name])}" for name in others) for row in rows]
     names = list(dict.fromkeys(labels))
     figure, axes = canvas(len(names), 1, width=3.2, sharey=True)
     places = list(dict.fromkeys(row.get(first, "") for row in rows))

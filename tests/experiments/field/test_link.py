@@ -10,7 +10,7 @@ import pytest
 
 from testbed.channel.trace import Trace
 from testbed.errors import BadInput
-from testbed.experiments.field.link import LinkModel, differences, rolled, write_model
+from testbed.experiments.field.link import LinkModel, check_measured, csi_of, differences, rolled, write_model
 from tests.support.refusals import refuse
 
 ANCHORS = {2.0: 498.0, 20.0: 172.0}
@@ -70,3 +70,26 @@ def test_only_gross_differences_are_told() -> None:
     found = differences(before, measured(80.0, 9.0, -75.0))
     assert len(found) == 3
     assert "80.0 ms" in found[0] and "9 Mbit/s" in found[1] and "-75 dBm" in found[2]
+
+
+GOOD = {
+    "csi": {"rtt_ms": 5.0, "uplink_mbps": 20.0, "snr_db": None, "source": "probe"},
+    "rtt_ms": {"value": 5.0, "low": 4.0},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"csi": {"rtt_ms": "5"}}, {"csi": {"rtt_ms": None}}, {"csi": {"uplink_mbps": -1.0}}, {"csi": [5.0]},
+        {"csi": {"what": 1.0}},
+        {"rtt_ms": {}}, {"rtt_ms": {"value": -1.0}}, {"rtt_ms": 5}, {"uplink_mbps": {"value": "fast"}}, {"wifi": 3},
+        {"cellular": {"rsrp_dbm": "low"}},
+    ],
+)  # fmt: skip
+def test_a_measurement_that_another_machine_sent_is_checked(change: dict[str, Any]) -> None:
+    """A lying agent ended `field run` with a traceback."""
+    check_measured(GOOD)
+    assert csi_of(GOOD).rtt_ms == 5.0
+    refuse(lambda: check_measured(GOOD | change), BadInput, "")
+    refuse(lambda: check_measured([]), BadInput, "")

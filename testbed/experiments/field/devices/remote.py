@@ -16,6 +16,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.field.devices.agents import AgentConnection, probe_order, run_order
 from testbed.experiments.field.devices.base import FILED, LINK, Probe, Reach, Say
+from testbed.experiments.field.link import check_measured
 from testbed.experiments.results import directory as results
 from testbed.protocols.orders import Order, Probing, Running, State, digest_of, hash_of
 
@@ -52,7 +53,8 @@ class AgentDevice:
         self._link = order.id
         try:
             document: dict[str, Any] = msgspec.json.decode((folder / LINK).read_bytes())
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            check_measured(document)
+        except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise BadInput(f"the measurement from {self._agent.address} is unreadable: {exc}") from exc
         return document
 
