@@ -21,7 +21,12 @@ from testbed.options import load
 CONFIG, UES = "config.yaml", "ues.csv"
 ROUNDING = 1e-6
 """Allowed above the sum of a plan's shares."""
-MEASURED = ("uplink_bits_per_s_per_hz", "input_tokens", "output_tokens", "request_bytes", "acceptance_cond")
+MOST_MEASURED = {
+    "uplink_bits_per_s_per_hz": 100.0, "input_tokens": 1e7, "output_tokens": 1e7, "request_bytes": 1e12,
+    "acceptance_cond": 1.0,
+}  # fmt: skip
+"""What a plan needs of each UE, and the largest values."""
+MEASURED = tuple(MOST_MEASURED)
 
 
 class CellPlan(msgspec.Struct, frozen=True):
@@ -124,7 +129,9 @@ def measured_problem(config: CellConfig, rows: Sequence[Mapping[str, Any]]) -> t
         raise BadInput(
             f"a plan needs the FLOPs of both models: {profile} and {config.bs.profile} must be of kind flops"
         )
-    measured = [_measured(rows[number]) for number in decoding(config)]
+    if len(rows) != len(_members(config)):
+        raise BadInput(f"{UES} has {len(rows)} rows, and the cell {len(_members(config))} UEs")
+    measured = [_measured(number, rows[number]) for number in decoding(config)]
     drafter = Model(draft.layers, draft.hidden, draft.ffn)
     tasks = tuple(
         Task(
@@ -149,15 +156,21 @@ def _members(config: CellConfig) -> list[UeGroup]:
     return [group for group in config.ues for _ in range(group.count)]
 
 
-def _measured(row: Mapping[str, Any]) -> dict[str, float]:
+def _measured(number: int, row: Mapping[str, Any]) -> dict[str, float]:
     """What a plan needs of a UE.
 
     Raises:
-        BadInput: it was not measured.
+        BadInput: it was not measured, or no number says so.
     """
     if missing := [name for name in MEASURED if row.get(name) in (None, "")]:
-        raise BadInput(f"UE {row['ue']} has no {missing[0]}; run the cell for longer")
-    return {name: float(row[name]) for name in MEASURED}
+        raise BadInput(f"UE {number} has no {missing[0]}; run the cell for longer")
+    try:
+        found = {name: float(row[name]) for name in MEASURED}
+    except ValueError as exc:
+        raise BadInput(f"{UES}, UE {number}: {exc}") from exc
+    if wrong := [name for name, value in found.items() if not 0 <= value <= MOST_MEASURED[name]]:
+        raise BadInput(f"{UES}, UE {number}: {wrong[0]} lies in 0 to {MOST_MEASURED[wrong[0]]:g}")
+    return found
 
 
 def _same(name: str, groups: Sequence[UeGroup]) -> str:

@@ -16,7 +16,7 @@ from testbed.config import Config, load, resolved, save
 from testbed.errors import BadInput
 from testbed.experiments.inputs.scorers import scorer_file
 from testbed.experiments.results.folders import refuse_links
-from testbed.files import claim, file_bytes, held, require_empty, whole_file
+from testbed.files import claim, file_bytes, held, require_empty, whole_file, yaml_file
 
 LOG = logging.getLogger(__name__)
 CONFIG = "config.yaml"
@@ -83,9 +83,12 @@ def changed(before: dict[str, str], now: dict[str, str]) -> str | None:
     return next((name for name in sorted(before.keys() & now.keys()) if before[name] != now[name]), None)
 
 
-def stamps(value: Any) -> dict[str, str]:
+def stamps(value: Any, inside: bool = True) -> dict[str, str]:
     """Fingerprints of the files that are named anywhere in settings, be it as `key=FILE`, `suffix+FILE` or
     `FILE:function`, and of the modules of scorers.
+
+    Args:
+        inside: those that a YAML file among them names, too.
     """
     if isinstance(value, str):
         found = {}
@@ -93,11 +96,20 @@ def stamps(value: Any) -> dict[str, str]:
             with contextlib.suppress(OSError, ValueError):  # no possible name of a file
                 if (stamp := file_stamp(name)) is not None:
                     found[name] = stamp
+                    if inside and Path(name).suffix in (".yaml", ".yml"):
+                        found |= _stamps_inside(Path(name))
         return found
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if isinstance(value, dict) and (scorers := value.get("scorer")) is not None:
         parts = [*parts, *(scorer_file(str(one)) for one in (scorers if isinstance(scorers, list) else [scorers]))]
-    return {name: stamp for part in parts for name, stamp in stamps(part).items()}
+    return {name: stamp for part in parts for name, stamp in stamps(part, inside).items()}
+
+
+def _stamps_inside(path: Path) -> dict[str, str]:
+    """Fingerprints of the files that a YAML file names; none if it is not readable."""
+    with contextlib.suppress(OSError, BadInput, RecursionError):
+        return stamps(yaml_file(path), inside=False)
+    return {}
 
 
 def kept(path: Path, kind: type[T], make: Callable[[], T]) -> T:

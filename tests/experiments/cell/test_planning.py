@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -158,6 +159,32 @@ def test_runs_that_no_plan_can_be_made_of_are_refused(tmp_path: Path) -> None:
             problem_of(tmp_path / name)
     with pytest.raises(BadInput, match="rate_rps or after think_s or together"):
         UeGroup(name="x", rate_rps=1.0, together=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("output_tokens", "many", "could not convert"), ("acceptance_cond", "1.5", "lies in 0 to 1"),
+        ("request_bytes", "nan", "lies in 0 to"), ("input_tokens", "-3", "lies in 0 to"),
+        ("input_tokens", "", "longer"),
+    ],
+)  # fmt: skip
+def test_measured_rows_that_were_changed_are_refused(
+    measured: Path, tmp_path: Path, column: str, value: str, said: str
+) -> None:
+    for name in ("config.yaml", "ues.csv"):
+        (tmp_path / name).write_bytes((measured / name).read_bytes())
+    with (measured / "ues.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with (tmp_path / "ues.csv").open("w") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows([rows[0] | {column: value}, *rows[1:]])
+    with pytest.raises(BadInput, match=said):
+        problem_of(tmp_path)
+    (tmp_path / "ues.csv").write_text("ue,group\n0,near\n")
+    with pytest.raises(BadInput, match="1 rows, and the cell 6 UEs"):
+        problem_of(tmp_path)
 
 
 def test_requests_that_come_together_begin_at_the_same_time() -> None:

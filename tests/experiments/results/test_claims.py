@@ -105,6 +105,7 @@ def test_a_damaged_result_is_an_error_of_one_line(content: bytes, tmp_path: Path
     ("named", "file"),
     [
         ("{}/a.csv", "a.csv"),
+        ("{}/radio.yaml", "a.csv"),
         ("kind=virtual,file={}/a.csv", "a.csv"),
         ("suffix+{}/a.gguf", "a.gguf"),
         ("{}/head", "head/head.json"),
@@ -118,6 +119,9 @@ def test_results_are_not_continued_with_other_contents_of_a_file(named: str, fil
     for name in ("a.csv", "a.gguf", "head/head.json", "head/head.safetensors", "predictor/predictor.npz", "sc.py"):
         (inputs / name).parent.mkdir(parents=True, exist_ok=True)
         (inputs / name).write_text(name)
+    (inputs / "radio.yaml").write_text(
+        f"radio: {{source: {{kind: traces, files: [{inputs}/a.csv, {inputs}/radio.yaml]}}}}"
+    )
     config = RunConfig(drafter=named.format(inputs))
     enter(config, out)
     (inputs / file).write_text(file)  # the same contents at another time
