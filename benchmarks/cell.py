@@ -1,10 +1,10 @@
 """Cells: time of 200 UEs in virtual time, and a cell of real processes against the same in virtual time.
 
-    python benchmarks/cell.py [--repeats 5] [--seconds 100] [--csv FILE]
+    python benchmarks/cell.py [--repeats 3] [--seconds 60] [--csv FILE]
 
 Prints the CPU seconds of 200 UEs x 60 s on two radios, and per group the ratio real / virtual of goodput, mean and p95
 latency over paired seeds, with the 95 % interval of its mean. Loops of the scheduling class SCHED_IDLE keep the
-processors awake meanwhile: those of a virtual machine that sleep wake late by tenths of a millisecond, at every hop.
+processors awake meanwhile, since those of a virtual machine that sleep may wake late.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def write_plot(rows: Sequence[Row], varied: Sequence[str], path: Path) -> Path:
 
 def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
     first, *others = varied or [""]
-    labels = [", ".join(f"{name.rpartition('.')[2]} {_tick(row[name])}" for name in others) for row in rows]
+    labels = [", ".join(f"{name.rpartition('.')[2]} {_tick(name, row[name])}" for name in others) for row in rows]
     names = list(dict.fromkeys(labels))
     figure, axes = canvas(len(names), 1, width=3.2, sharey=True)
     places = list(dict.fromkeys(row.get(first, "") for row in rows))
@@ -43,10 +43,16 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
             one.plot(
                 at, row["ues"], MARKERS[row["bound_by"]], color=colour, markerfacecolor=colour if filled else "none"
             )
-        one.set_xticks(range(len(places)), [_tick(place) for place in places])
+        one.set_xticks(range(len(places)), [_tick(first, place) for place in places])
         one.set_xlabel(first)
         one.set_title(name)
-    from_zero(axes.flat[0])  # once all panels are drawn, since they share the axis
+    if any("kept" in row for row in rows):  # given numbers, mostly of a geometric sequence
+        numbers = sorted({row["ues"] for row in rows})
+        axes.flat[0].set_yscale("log")
+        axes.flat[0].set_yticks(numbers, [str(number) for number in numbers], minor=False)
+        axes.flat[0].minorticks_off()
+    else:
+        from_zero(axes.flat[0])  # once all panels are drawn, since they share the axis
     for part, colour in BINDING.items():
         axes[0, 0].plot([], [], MARKERS[part], color=colour, label=f"bound by {part}")
     if any(row.get("kept", 1.0) < 1 for row in rows):
@@ -81,7 +87,7 @@ def _drawn_sweep(rows: Sequence[Row], varied: Sequence[str]) -> Any:
             for x, row in zip(at, mine, strict=True):
                 if row[f"{name}_low"] is not None:
                     one.plot([x, x], [row[f"{name}_low"], row[f"{name}_high"]], color=look.colour, linewidth=1)
-        one.set_xticks(range(len(places)), [_tick(place) for place in places])
+        one.set_xticks(range(len(places)), [_tick(first, place) for place in places])
         one.set_xlabel(first)
         one.set_ylabel(SWEPT.get(name, "mean message delay [s]"))
         from_zero(one)
@@ -89,7 +95,10 @@ def _drawn_sweep(rows: Sequence[Row], varied: Sequence[str]) -> Any:
     return figure
 
 
-def _tick(place: object) -> str:
+def _tick(name: str, place: object) -> str:
+    """The value of a field; frequencies in MHz."""
+    if name.endswith("_hz") and isinstance(place, int | float):
+        return f"{place / 1e6:g} MHz"
     return f"{place:g}" if isinstance(place, float) else f"{place}"
 
 
