@@ -47,16 +47,15 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _bound(path: Path) -> socket.socket:
-    listening, before = socket.socket(socket.AF_UNIX), os.umask(0o177)
+    listening = socket.socket(socket.AF_UNIX)
     try:
+        os.fchmod(listening.fileno(), 0o600)  # Linux gives this mode to the path; an umask would be that of all threads
         with _alone_in(path.parent):  # until it listens, another base station would take it for a stale one
             _bind(listening, path)
             listening.listen()
     except OSError as exc:
         listening.close()
         raise BadInput(f"no controller can be awaited at {path}: {exc.strerror or exc}") from exc
-    finally:
-        os.umask(before)
     return listening
 
 

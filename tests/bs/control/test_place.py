@@ -116,6 +116,8 @@ def test_the_end_does_not_need_the_folder(tmp_path: Path) -> None:
 def test_two_that_start_at_once_leave_each_other_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between binding and listening, the first one's socket was taken for one that a killed base station had left."""
     path, bind, bound, done = tmp_path / "c", place._bind, threading.Event(), threading.Event()
+    umask = os.umask(0o022)
+    os.umask(umask)
 
     def slow(listening: socket.socket, at: Path) -> None:
         bind(listening, at)
@@ -135,6 +137,7 @@ def test_two_that_start_at_once_leave_each_other_the_socket(tmp_path: Path, monk
     done.set()
     thread.join()
     assert not path.exists()
+    assert os.umask(umask) == umask, "the mode of its files"
 
 
 def test_a_lock_that_is_not_released_delays_the_start_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
