@@ -106,7 +106,7 @@ def goodput_mbps(links: Namespaces, *options: str) -> float:
 
 
 def keeps(links: Namespaces, rate_mbps: float, *options: str) -> bool:
-    """Whether TCP reaches a rate in one of three transfers, and exceeds it in none: other processes may need the CPU."""
+    """Whether TCP reaches a rate in one of three transfers, and exceeds it in none: others may need the CPU."""
     for _ in range(3):
         share = goodput_mbps(links, *options) / (0.956 * rate_mbps)
         if share > 0.9:
