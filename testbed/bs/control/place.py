@@ -61,12 +61,16 @@ def _bound(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder, unless somebody else holds it for long: other users may.
+    """Hold a lock on a folder, unless it cannot be read, or somebody else holds it for long: other users may.
 
     Raises:
         OSError: there is no such folder.
     """
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a socket can be bound there nevertheless
+        yield
+        return
     try:
         until_s = time.monotonic() + LOCK_S
         while time.monotonic() < until_s:

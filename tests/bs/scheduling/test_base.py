@@ -188,7 +188,7 @@ def test_a_ue_that_drafts_meanwhile_counts_as_well() -> None:
 
 
 def test_a_prompt_that_the_engine_cuts_counts_until_it_is_computed() -> None:
-    """In each pass another long prompt of the same UE was taken beside those that were not finished."""
+    """Each pass took a further long prompt of the same UE beside its unfinished ones."""
     queue = of_ues(("a1", b"a", 0, 4), ("b1", b"b", 1, 4))
     running = [replace(item, running_tokens=3_000 if item.ue == b"a" else 0) for item in queue]
     assert sessions(Fcfs(own_tokens=512).plan(running, 9.0)) == ["b1"]
