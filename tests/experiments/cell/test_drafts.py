@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from testbed.experiments.capacity.config import CapacityConfig
-from testbed.experiments.cell.drafts import Agreement, RealDrafter, VirtualDrafter
+from testbed.experiments.cell.parts.drafts import Agreement, RealDrafter, VirtualDrafter
 from testbed.experiments.deployment.traffic_ue import LANGUAGE
 from testbed.synthetic import VOCAB, next_token
 from testbed.ue.drafters.base import Drafter

@@ -12,7 +12,7 @@ from testbed.clock import Clock
 from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.csi import with_handshakes
-from testbed.experiments.cell.drafts import Agreement, VirtualDrafter
+from testbed.experiments.cell.parts.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.recorded import RecordedWork, recorded_policy, recording_of, virtual_replay
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, streams_of
