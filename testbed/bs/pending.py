@@ -13,6 +13,9 @@ from testbed.protocols.base import Window
 
 PIECE = 64
 """Pieces of a prompt end at multiples of this many tokens, so that they leave whole blocks in the prefix cache."""
+READ_PER_NEW = 32
+"""Cached tokens that count as one new token for a UE's share of a pass. By WISP's coefficients for an A100, a / b_read
+is 7 (Table 12) or 54 (Section 4.4)."""
 _NOTHING = np.zeros(0, np.int32)
 
 
@@ -44,7 +47,7 @@ class Pending:
     ue: bytes = b""
     """UE that the session belongs to."""
     running_tokens: int = 0
-    """New tokens that the engine has still to compute for other requests of this UE: prompts that it cuts."""
+    """`weight` of the other requests of this UE that the engine has not finished: prompts that it cuts."""
 
     @property
     def cached_tokens(self) -> int:
@@ -55,6 +58,11 @@ class Pending:
     def new_tokens(self) -> int:
         """Tokens that the pass must compute, by the session's own history."""
         return max(1, len(self.request.prefix) - self.computed) + len(self.request.draft)
+
+    @property
+    def weight(self) -> int:
+        """Tokens of the pass that count for its UE's share: new ones, and some of those that are read."""
+        return self.new_tokens + self.cached_tokens // READ_PER_NEW
 
     def ends(self, most: int) -> int:
         """End of a piece of at most `most` new tokens: a multiple of `PIECE` before the prefix's last token; 0: there

@@ -48,7 +48,7 @@ class Queue:
         """Waiting requests in order of arrival, without those of which the engine has a piece."""
         running = Counter[bytes]()
         for session, item, _ in self._running.values():
-            running[item.ue] += replace(item, computed=session.computed).new_tokens
+            running[item.ue] += replace(item, computed=session.computed).weight
         found = [item for name, (_, item) in self._waiting.items() if name not in self._running]
         return [replace(one, running_tokens=running[one.ue]) if one.ue in running else one for one in found]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,6 +15,22 @@ from testbed.optim.pass_time import Coefficients
 
 RECENT_S = 10.0
 """Time after its last request for which a UE counts as having rounds."""
+Heard = tuple[tuple[bytes, float], ...]
+"""The last two UEs that had a request, and when; a UE that drafts has none, and comes back."""
+
+
+def heard(before: Heard, pending: Sequence[Pending]) -> Heard:
+    """The last two UEs that had a request until now."""
+    last = dict(before)
+    for item in pending:
+        last[item.ue] = max(item.arrived_s, last.get(item.ue, -math.inf))
+    return tuple(sorted(last.items(), key=lambda one: (-one[1], one[0]))[:2])
+
+
+def others_have_rounds(before: Heard, pending: Sequence[Pending], now_s: float) -> Callable[[bytes], bool]:
+    """Whether UEs other than one had a request in the last `RECENT_S`."""
+    recent = {ue for ue, at_s in heard(before, pending) if now_s - at_s < RECENT_S}
+    return lambda ue: bool(recent - {ue})
 
 
 class Scheduler(ABC):
@@ -72,10 +88,9 @@ class Fcfs(Scheduler):
     """New tokens of a prefix that one pass takes: longer ones are computed in pieces, beside other requests. None:
     prefixes are never cut."""
     own_tokens: int | None = None
-    """New tokens up to which one UE's requests are taken while other UEs have rounds, those that the engine still has
-    included; its first one always is. None: there is no such bound."""
-    heard: tuple[tuple[bytes, float], ...] = ()
-    """The last two UEs that had a request, and when; a UE that drafts has none, and comes back."""
+    """`Pending.weight` up to which one UE's requests are taken while other UEs have rounds, those that the engine still
+    has included; its first one always is. None: there is no such bound."""
+    heard: Heard = ()
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -87,11 +102,11 @@ class Fcfs(Scheduler):
         """Requests in turn, until one does not fit."""
         batch: list[Pending] = []
         tokens, used = 0, Counter[bytes]()
-        recent = {ue for ue, at_s in self._heard(pending) if now_s - at_s < RECENT_S}
+        others = others_have_rounds(self.heard, pending, now_s)
         for item in map(self._cut, in_turn(pending)):
             before = used[item.ue] or item.running_tokens
-            own = before + item.new_tokens
-            if before and recent - {item.ue} and self.own_tokens is not None and own > self.own_tokens:
+            own = before + item.weight
+            if before and self.own_tokens is not None and own > self.own_tokens and others(item.ue):
                 continue
             tokens += item.new_tokens
             if batch and tokens > self.max_tokens:
@@ -104,15 +119,8 @@ class Fcfs(Scheduler):
 
     def after(self, pending: Sequence[Pending], batch: Sequence[Pending]) -> Fcfs:
         """See `Scheduler.after`: it remembers who has rounds."""
-        heard = self._heard(pending)
-        return self if heard == self.heard else replace(self, heard=heard)
-
-    def _heard(self, pending: Sequence[Pending]) -> tuple[tuple[bytes, float], ...]:
-        """The last two UEs that had a request until now."""
-        last = dict(self.heard)
-        for item in pending:
-            last[item.ue] = max(item.arrived_s, last.get(item.ue, -math.inf))
-        return tuple(sorted(last.items(), key=lambda one: (-one[1], one[0]))[:2])
+        found = heard(self.heard, pending)
+        return self if found == self.heard else replace(self, heard=found)
 
     def _cut(self, item: Pending) -> Pending:
         most = self.chunk_tokens

@@ -16,7 +16,8 @@ from testbed.bs.scheduling.averages import Averages, OverheadEstimator, PassOver
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.guarantees import GuaranteeShares, turn_s
-from testbed.bs.scheduling.slo import Slo, geometric
+from testbed.bs.scheduling.slo import Slo
+from testbed.bs.scheduling.slo_rules import geometric
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.protocols.messages import Busy, Open

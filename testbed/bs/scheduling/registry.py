@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from testbed.bs.scheduling.base import Fcfs, Scheduler
-from testbed.bs.scheduling.slo import REPAIRED, Rules, Slo
+from testbed.bs.scheduling.slo import Slo
+from testbed.bs.scheduling.slo_rules import REPAIRED, Rules
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
@@ -32,7 +33,7 @@ class SchedulerSetting:
     chunk_tokens: int | None = None
     """New tokens of a prefix that one pass takes; None: all, or what the engine takes."""
     own_tokens: int | None = None
-    """New tokens of a pass up to which one UE's requests are taken beside others; None: any."""
+    """Tokens of a pass up to which one UE's requests without a guarantee are taken beside others; None: any."""
     protect: bool = True
     """Whether passes stay small enough to meet deadlines."""
     cuts: bool = False
@@ -79,6 +80,7 @@ def _slo(setting: SchedulerSetting) -> Scheduler:
         rules=setting.rules,
         guard_s=setting.guard_s,
         committed=setting.committed,
+        own_tokens=setting.own_tokens,
         worths=setting.worths,
     )
 

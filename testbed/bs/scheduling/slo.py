@@ -14,67 +14,22 @@ deadline of the next one. With `Pending.ahead_s` = 0, each round stands alone, a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from testbed.bs.pending import PIECE, Pending
-from testbed.bs.scheduling.base import Scheduler
+from testbed.bs.scheduling.base import Heard, Scheduler, heard, others_have_rounds
+from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, Rules, budget_s
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
 
-
-def geometric(acceptance: float, drafted: int) -> float:
-    """Expected tokens of a round if each drafted token is accepted with probability α, up to the first rejection, the
-    verifier's own token included: (1 − α^(K+1)) / (1 − α); α is accepted / (accepted + first rejections).
-    """
-    return drafted + 1.0 if acceptance >= 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
-
-
-def linear(acceptance: float, drafted: int) -> float:
-    """α·K + 1: eq. 5 and the verifier's own token; α is accepted / drafted."""
-    return acceptance * drafted + 1
-
-
-LINEAR = "linear"
-COMMITTED: dict[str, Callable[[float, int], float]] = {"geometric": geometric, LINEAR: linear}
-"""Expected tokens of a round, from α and the number drafted; each with its own definition of α."""
 GUARD_PASSES = 3
 """A request may have to wait for the running pass, and shares its own pass with others, which takes longer than T̂({i}).
 The third pass is for requests before it: with two, deadlines are met in passes so small that others miss theirs."""
 WORTH = 2
 """Passes with requests without a guarantee may last this many times c, however fast a guaranteed speed is."""
-
-
-def budget_s(
-    committed: float, speed_tps: float, draft_s: float, network_s: float, ahead_s: float = 0.0, spend: float = 0.0
-) -> float:
-    """τ: time for queueing and verification if `committed` tokens are to arrive at the guaranteed speed (eq. 6).
-
-    An output ahead of its guarantee may lose the share `spend` of its lead in this round; one that is behind must make
-    up all of it. (The paper treats each round separately.) Never below 0: a request that is late on arrival was due on
-    arrival, not before earlier requests.
-    """
-    slack_s = spend * ahead_s if ahead_s > 0 else ahead_s
-    return max(0.0, committed / speed_tps - max(0.0, draft_s) - max(0.0, network_s) + slack_s)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Corrections of Algorithm 1; the defaults are all of them."""
-
-    late: Literal["edf", "last", "stop"] = "edf"
-    """A request that can no longer meet its deadline: is served in order of deadlines, after all others, or is
-    infeasible as printed, so that it is never served."""
-    own_token: bool = True
-    """Whether the verifier's own token counts towards the guarantee."""
-    filling: bool = True
-    """Whether the batch grows on after a request that does not fit; otherwise that one ends it (lines 20–22, 30)."""
-
-
-REPAIRED = Rules()
-PRINTED = Rules(late="stop", own_token=False, filling=False)
-"""Algorithm 1 as printed: a late request is never served, and neither is any behind it."""
 
 
 class TimedRequest(NamedTuple):
@@ -151,6 +106,10 @@ class Slo(Scheduler):
     """Whether `learn` sets `hold_s`."""
     worths: Mapping[bytes, float] = field(default_factory=dict)
     """Worth of a token of each UE, relative to others, by which utilities are multiplied; UEs that it lacks: 1."""
+    own_tokens: int | None = None
+    """While other UEs have rounds, the requests of one UE without a guarantee add to a pass the time of a prompt of so
+    many tokens, at most; its first round may take longer. None: there is no such bound."""
+    heard: Heard = ()
 
     def __post_init__(self) -> None:
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -177,7 +136,12 @@ class Slo(Scheduler):
         line = [*queues.urgent, *queues.utility]
         if self.rules.late == "last":
             line.sort(key=lambda entry: entry.late)
-        return self._fill(line, now_s)
+        return self._fill(line, now_s, others_have_rounds(self.heard, pending, now_s))
+
+    def after(self, pending: Sequence[Pending], batch: Sequence[Pending]) -> Slo:
+        """See `Scheduler.after`: it remembers who has rounds."""
+        found = self.heard if self.own_tokens is None else heard(self.heard, pending)
+        return self if found == self.heard else replace(self, heard=found)
 
     def queues(self, pending: Sequence[Pending], now_s: float) -> Queues:
         """Both queues at this moment, for `plan` and for metrics."""
@@ -238,19 +202,24 @@ class Slo(Scheduler):
         share_s = math.fsum(entry.share_s for entry in entries) / max(1, len(entries))
         return GUARD_PASSES * (self.coefficients.c + size * share_s)
 
-    def _fill(self, line: Iterable[TimedRequest], now_s: float) -> list[Pending]:
+    def _fill(self, line: Iterable[TimedRequest], now_s: float, others: Callable[[bytes], bool]) -> list[Pending]:
         """FEASIBLEADD of Algorithm 1, request by request; T̂ grows by the share of each."""
         batch: list[Pending] = []
         room = math.inf if self.kv_tokens is None else self.kv_tokens
         tokens, kv, took_s, due_s = 0, 0, self.coefficients.c, math.inf
-        blocks = self.rules.late == "stop"
+        blocks, used_s = self.rules.late == "stop", defaultdict[bytes, float](float)
         for entry in line:
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
             fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
-            most_s = self.spare_s if batch and entry.pending.speed_tps is None else math.inf
+            prompt = self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE
+            most_s, ue = math.inf, entry.pending.ue
+            if entry.pending.speed_tps is None:
+                most_s = self.spare_s if batch else math.inf
+                if (prompt or used_s[ue]) and others(ue):
+                    most_s = min(most_s, took_s + self._own_s - used_s[ue])
             fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and took_s + entry.share_s <= most_s
-            if self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE:
+            if prompt and self.hold_s is not None:
                 if not (fits and took_s + entry.share_s <= self.hold_s):
                     spare_s = min(self.hold_s, most_s, due_s - now_s) - took_s
                     most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
@@ -263,10 +232,16 @@ class Slo(Scheduler):
                     break
                 continue
             batch.append(entry.pending)
+            used_s[ue] += entry.share_s
             tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
             if len(batch) == self.max_requests:
                 break
         return batch
+
+    @property
+    def _own_s(self) -> float:
+        """Time that one UE's requests without a guarantee add to a pass beside others, at most."""
+        return math.inf if self.own_tokens is None else self.coefficients.share_s(self.own_tokens, 0)
 
     def _tokens(self, entry: TimedRequest, spare_s: float) -> float:
         """New tokens of a prefix that a pass computes in `spare_s`: the root of `share_s`."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
-from testbed.bs.scheduling.slo import Rules
+from testbed.bs.scheduling.slo_rules import Rules
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import OneWay, round_delay
 from testbed.channel.radio.model import RadioUe

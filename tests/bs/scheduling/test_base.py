@@ -224,3 +224,12 @@ def test_a_queue_of_several_ues_is_served_to_its_end(
                 assert sum(item.new_tokens for item in theirs) <= own
             assert [item.arrived_s for item in theirs] == sorted(item.arrived_s for item in theirs)
         queue = [item for item in queue if not any(item is taken for taken in batch)]
+
+
+def test_tokens_whose_keys_and_values_are_read_count_for_the_share_of_a_ue() -> None:
+    """64 rounds on contexts of 3,900 tokens were taken at once beside another UE's."""
+    queue = [replace(waiting(f"a{i}", float(i), 3_901, 8, 3_900), ue=b"a") for i in range(64)]
+    queue.append(replace(waiting("b1", 99.0, 101, 8, 100), ue=b"b"))
+    batch = Fcfs(own_tokens=512).plan(queue, 100.0)
+    assert sessions(batch) == ["a0", "b1", "a1", "a2"]  # of 9 new tokens and 3,900 / 32 each
+    assert len(Fcfs(own_tokens=512).plan(queue[:-1], 100.0)) == 64

@@ -1,0 +1,55 @@
+"""Deadlines of rounds with a token-speed guarantee (WISP, eqs. 5 and 6), and the corrections of Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+def geometric(acceptance: float, drafted: int) -> float:
+    """Expected tokens of a round if each drafted token is accepted with probability α, up to the first rejection, the
+    verifier's own token included: (1 − α^(K+1)) / (1 − α); α is accepted / (accepted + first rejections).
+    """
+    return drafted + 1.0 if acceptance >= 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+
+
+def linear(acceptance: float, drafted: int) -> float:
+    """α·K + 1: eq. 5 and the verifier's own token; α is accepted / drafted."""
+    return acceptance * drafted + 1
+
+
+LINEAR = "linear"
+COMMITTED: dict[str, Callable[[float, int], float]] = {"geometric": geometric, LINEAR: linear}
+"""Expected tokens of a round, from α and the number drafted; each with its own definition of α."""
+
+
+def budget_s(
+    committed: float, speed_tps: float, draft_s: float, network_s: float, ahead_s: float = 0.0, spend: float = 0.0
+) -> float:
+    """τ: time for queueing and verification if `committed` tokens are to arrive at the guaranteed speed (eq. 6).
+
+    An output ahead of its guarantee may lose the share `spend` of its lead in this round; one that is behind must make
+    up all of it. (The paper treats each round separately.) Never below 0: a request that is late on arrival was due on
+    arrival, not before earlier requests.
+    """
+    slack_s = spend * ahead_s if ahead_s > 0 else ahead_s
+    return max(0.0, committed / speed_tps - max(0.0, draft_s) - max(0.0, network_s) + slack_s)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Corrections of Algorithm 1; the defaults are all of them."""
+
+    late: Literal["edf", "last", "stop"] = "edf"
+    """A request that can no longer meet its deadline: is served in order of deadlines, after all others, or is
+    infeasible as printed, so that it is never served."""
+    own_token: bool = True
+    """Whether the verifier's own token counts towards the guarantee."""
+    filling: bool = True
+    """Whether the batch grows on after a request that does not fit; otherwise that one ends it (lines 20–22, 30)."""
+
+
+REPAIRED = Rules()
+PRINTED = Rules(late="stop", own_token=False, filling=False)
+"""Algorithm 1 as printed: a late request is never served, and neither is any behind it."""
