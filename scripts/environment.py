@@ -2,7 +2,8 @@
 
     python3 scripts/environment.py [--venv .venv] [--extras all|ue,lab,dev,...] [--from PATH] [--stamp FILE]
 
-`all` installs the UE, the BS (for CUDA if `nvidia-smi` finds a GPU, else for the CPU), the lab and the developer tools.
+`all` installs the UE, the BS (for CUDA if `nvidia-smi` finds a GPU, else for the CPU), the lab, Sionna and the
+developer tools.
 `bs` selects the BS variant for this machine. `ray` and `fuzz` are only installed if named (`all,ray`). Packages come
 from the indexes that pip is configured with, at the versions of `constraints.txt`; a file whose hash is not in
 `hashes.txt` is refused. `TORCH_INDEX` adds an index or a folder of wheels for torch.
@@ -30,7 +31,7 @@ if __name__ == "__main__":
 from scripts.indexes import index_options, pip_settings, uv_variables
 from scripts.locked import CONSTRAINTS, HASHES, ROOT, SetupError, read_hashes, resolve, with_hashes
 
-ALL_EXTRAS = ("ue", "bs", "lab", "dev")
+ALL_EXTRAS = ("ue", "bs", "lab", "sionna", "dev")
 OTHER_EXTRAS = ("ray", "fuzz")
 """Extras that are pinned but only installed if named: `EXTRAS=all,ray`."""
 LEFT_OUT = ("torchcodec", "torchaudio", "torchvision")
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Create the environment; errors are printed as one line."""
     parser = argparse.ArgumentParser(description="Create the testbed's virtual environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,dev; ray, fuzz")
+    parser.add_argument(
+        "--extras", default="all", help="all, or some of ue,bs,bs-cpu,bs-cuda,lab,sionna,dev; ray, fuzz"
+    )
     parser.add_argument("--from", dest="source", type=Path, help="wheel or checkout to install (default: link to this)")
     parser.add_argument("--stamp", type=Path, help="file to touch after success")
     args = parser.parse_args(argv)
@@ -167,7 +170,7 @@ def choose_extras(text: str, *, cuda: bool) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     names = [full for name in names for full in (ALL_EXTRAS if name == "all" else (name,))]
     names = [("bs-cuda" if cuda else "bs-cpu") if name == "bs" else name for name in names]
-    known = ("ue", "bs-cpu", "bs-cuda", "lab", "dev", *OTHER_EXTRAS)
+    known = ("ue", "bs-cpu", "bs-cuda", "lab", "sionna", "dev", *OTHER_EXTRAS)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise SetupError(f"unknown extras {', '.join(unknown) or text!r}; known: all, bs, {', '.join(known)}")

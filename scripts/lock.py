@@ -58,7 +58,7 @@ def main() -> int:
 def write_constraints(pinned: str) -> None:
     """Resolve three times and write `constraints.txt`; pins in `pinned` are kept if they fit."""
     newer, older = pins_without(pinned, "<"), pins_without(pinned, ">=")
-    extras = ("ue", "lab", "dev", *OTHER_EXTRAS)
+    extras = ("ue", "lab", "sionna", "dev", *OTHER_EXTRAS)
     on_cpu = resolve((*extras, "bs-cpu"), LEFT_OUT + LEFT_OUT_ON_CPU, [*INSTALLERS, *HELD], newer)
     on_310 = resolve(("ue", "dev"), (), INSTALLERS, older, python="3.10")
     on_cuda = resolve((*extras, "bs-cuda"), LEFT_OUT, INSTALLERS, newer, held=on_cpu)

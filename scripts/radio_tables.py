@@ -1,10 +1,9 @@
 """Write the block error rates and reference values of the radio cell, computed by Sionna.
 
-    pip install sionna-no-rt==2.2.0
     python -m scripts.radio_tables
 
-Needs a separate environment, since Sionna is no dependency of the testbed. Two files are written: the table of
-`testbed/channel/radio/bler.py`, and what tests compare the cell's link adaptation and scheduler with.
+Needs the extra `sionna`. Two files are written: the table of `testbed/channel/radio/bler.py`, and what tests compare
+the cell's link adaptation and scheduler with. `tests/channel/radio/test_sionna.py` compares both with Sionna itself.
 """
 
 from __future__ import annotations
@@ -29,7 +28,14 @@ BITS = 4000
 
 
 def main() -> None:
-    """Compute and write both files."""
+    """Write both files."""
+    arrays, found = computed()
+    np.savez_compressed(TABLE, **arrays)
+    REFERENCE.write_text(json.dumps(found) + "\n")
+
+
+def computed() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of the table, and the reference values."""
     physical = PHYAbstraction()
     arrays: dict[str, Any] = {}
     found: dict[str, Any] = {}
@@ -38,9 +44,8 @@ def main() -> None:
         arrays |= {f"{name}_bler": bler.astype(np.float32), f"{name}_bits_per_symbol": rates}
         arrays["sinr_db"] = sinr_db
         found[name] = adaptation(physical, category)
-    np.savez_compressed(TABLE, **arrays)
     found["proportional_fair"] = scheduled()
-    REFERENCE.write_text(json.dumps(found) + "\n")
+    return arrays, found
 
 
 def curves(physical: PHYAbstraction, category: int) -> tuple[Any, Any, Any]:

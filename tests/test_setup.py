@@ -105,12 +105,12 @@ def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "cuda", "extras"),
     [
-        ("all", False, ["ue", "bs-cpu", "lab", "dev"]),
-        ("all", True, ["ue", "bs-cuda", "lab", "dev"]),
+        ("all", False, ["ue", "bs-cpu", "lab", "sionna", "dev"]),
+        ("all", True, ["ue", "bs-cuda", "lab", "sionna", "dev"]),
         ("ue", True, ["ue"]),
         ("bs, lab", False, ["bs-cpu", "lab"]),
         ("bs-cpu,bs", False, ["bs-cpu"]),
-        ("all,ray,fuzz", False, ["ue", "bs-cpu", "lab", "dev", "ray", "fuzz"]),
+        ("all,ray,fuzz", False, ["ue", "bs-cpu", "lab", "sionna", "dev", "ray", "fuzz"]),
     ],
 )
 def test_extras_fit_the_machine(text: str, cuda: bool, extras: list[str]) -> None:

@@ -22,7 +22,7 @@ def radio(
 ) -> None:
     """Compute a radio file for `testbed cell run`: SNRs of UEs by the channel models of 3GPP TR 38.901.
 
-    Needs Sionna: pip install sionna-no-rt. One antenna at each end, no interference.
+    Needs Sionna, the extra `sionna`. One antenna at each end, no interference.
 
     Examples:
 

@@ -40,6 +40,7 @@ def examine() -> list[Finding]:
         _package("local endpoint (ue serve)", "uvicorn", "uvicorn", "make setup EXTRAS=ue"),
         _package("plots and reports", "matplotlib", "matplotlib", "make setup EXTRAS=lab"),
         _package("training (head, predictor)", "sklearn", "scikit-learn", "make setup EXTRAS=lab"),
+        _package("channels of TR 38.901", "sionna", "sionna-no-rt", "make setup EXTRAS=all"),
         _package("sweeps on a cluster", "ray", "ray", "optional: make setup EXTRAS=all,ray"),
         _gpu(),
         _pair(),

@@ -12,7 +12,10 @@ from testbed.channel.radio.files import RadioFile, noise_dbm, snr_db
 from testbed.errors import BadInput
 from testbed.options import Config, option, resolved
 
-NO_SIONNA = "TR 38.901 needs Sionna: pip install sionna-no-rt"
+NO_SIONNA = (
+    "TR 38.901 needs Sionna, which make setup installs with Python 3.11 or later (EXTRAS=sionna alone), or pip: "
+    "sionna-no-rt"
+)
 SUBCARRIERS = 16
 """Frequencies at which the channel is sampled, over the bandwidth."""
 UES_AT_ONCE = 4

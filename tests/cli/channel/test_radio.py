@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 from testbed.channel.radio.files import read_radio_file
 from testbed.cli.main import main
-
-SIONNA = importlib.util.find_spec("sionna") is not None
 
 
 @pytest.mark.parametrize(
@@ -36,13 +34,16 @@ def test_a_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--force" in capsys.readouterr().err and (tmp_path / "a.npz").read_bytes() == b"mine"
 
 
-@pytest.mark.skipif(SIONNA, reason="Sionna is installed")
-def test_without_sionna_it_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_sionna_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sionna"] or ["sionna"]:
+        monkeypatch.setitem(sys.modules, name, None)
     assert main(["channel", "radio", "umi", "--out", str(tmp_path / "a.npz")]) == 2
-    assert capsys.readouterr().err.strip().endswith("pip install sionna-no-rt")
+    assert capsys.readouterr().err.strip().endswith("sionna-no-rt")
 
 
-@pytest.mark.skipif(not SIONNA, reason="Sionna is not installed")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Sionna needs Python 3.11")
 @pytest.mark.parametrize("scenario", ["umi", "uma", "rma", "inh", "inf"])
 def test_every_scenario_is_computed(scenario: str, tmp_path: Path) -> None:
     asked = ["channel", "radio", scenario, "--ues", "3", "--seconds", "0.5", "--out", str(tmp_path / "a.npz")]
