@@ -9,6 +9,7 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import ModelSource, RadioUe
 from testbed.errors import BadInput
+from testbed.experiments.cell.models import CellModels
 from testbed.experiments.cell.stations import CellsConfig, check_name
 from testbed.experiments.inputs.state import check_kind
 from testbed.optim.loops.objectives import objective
@@ -75,6 +76,7 @@ class UeGroup(Config, frozen=True):
         float,
         option("Probability that the judge keeps a mismatched token, for protocols with a judge.", least=0, most=1),
     ] = 0.0
+    threshold: Annotated[float, option("θ of the judge, or of skip, with `models`.", least=0, most=1)] = 0.0
     alpha: Annotated[float, option("Probability that a drafted token is the target's.", least=0, most=1)] = 0.8
     drafts: Annotated[
         str | None,
@@ -144,7 +146,7 @@ class UeGroup(Config, frozen=True):
     @property
     def lossless(self) -> bool:
         """Whether responses are the target's own greedy output."""
-        return not (self.judge_keeps or self.samples)
+        return not (self.judge_keeps or self.threshold or self.samples)
 
 
 class CellBs(Config, frozen=True):
@@ -210,6 +212,8 @@ class CellConfig(Config, frozen=True):
     radio: RadioConfig = RadioConfig()
     ues: tuple[UeGroup, ...] = ()
     bs: CellBs = CellBs()
+    models: CellModels | None = None
+    """Default: none, tokens are synthetic."""
     control: CellControl = CellControl()
     cells: CellsConfig | None = None
     """Several base stations, between which UEs move. Default: one."""
@@ -227,6 +231,23 @@ class CellConfig(Config, frozen=True):
             raise BadInput(f"a cell has at most {MOST_UES} UEs")
         self._check_control()
         self._check_cells()
+        self._check_models()
+
+    def _check_models(self) -> None:
+        """Refuse groups that say with models what only synthetic tokens have, or the reverse.
+
+        Raises:
+            BadInput: a threshold without models; with them, several cells, recorded drafts or a probability.
+        """
+        for group in self.ues:
+            if self.models is None and group.threshold:
+                raise BadInput(
+                    f"group {group.name}: a threshold is for the judge of `models`; without them, judge_keeps"
+                )
+            if self.models is not None and (group.drafts is not None or group.judge_keeps):
+                raise BadInput(f"group {group.name}: models draft and judge; leave out drafts and judge_keeps")
+        if self.models is not None and self.cells is not None:
+            raise BadInput("models are for one cell, not for `cells`")
 
     def _check_cells(self) -> None:
         """Refuse what is for one cell only.

@@ -176,14 +176,18 @@ def real_replay(work: RecordedWork, hidden_size: int) -> ReplayingDrafter:
     return ReplayingDrafter(work, source, real_language, synthetic.VOCAB, hidden_size, fingerprints.SYNTHETIC)
 
 
-def recorded_policy(group: UeGroup, recording: DraftRecording) -> WindowPolicy:
+def trained_policy(group: UeGroup, drafter: str) -> WindowPolicy:
     """The group's window policy, with the bundled predictor where it needs one.
+
+    Args:
+        drafter: fingerprint of its weights.
 
     Raises:
         BadInput: the predictor is of another drafter.
     """
     rule = WINDOW_RULES[group.window_rule]
     predictor = load_predictor(predictor_directory(None)) if rule.predictor else None
-    if predictor is not None and predictor.info.drafter_fingerprint != recording.drafter:
-        raise BadInput(f"group {group.name}: the bundled predictor is not of the drafter of {group.drafts}")
+    if predictor is not None and predictor.info.drafter_fingerprint != drafter:
+        whose = "the drafter of `models`" if group.drafts is None else f"the drafter of {group.drafts}"
+        raise BadInput(f"group {group.name}: the bundled predictor is not of {whose}")
     return window_policy(group.window_rule, group.window, predictor)

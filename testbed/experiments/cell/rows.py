@@ -65,11 +65,26 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "drafted_ahead": sum(tally.drafted_ahead for tally in tallies) / rounds if rounds else None,
         "void": sum(tally.void for tally in tallies) / rounds if rounds else None,
         **(_means(tallies) if decodes else dict.fromkeys(MEANS)),
+        **_quality(group, tallies),
         "csi_error_db": _csi_error_db(tallies),
         "switches_per_s": sum(tally.switches for tally in tallies) / seconds / group.count if decodes else None,
         "uplink_bits_per_s_per_hz": efficiency(tallies, bandwidth_hz),
         "joules_per_token": joules_per_token(group, tallies, seconds),
         **{f"{part}_share": shares for part, shares in (_shares(tallies) if decodes else {}).items()},
+    }
+
+
+def _quality(group: UeGroup, tallies: Sequence[UeTally]) -> dict[str, float | None]:
+    """Share of responses that are the target's own greedy output, accuracy, and how much less it is than the target's
+    own, over the same prompts; None: tokens are synthetic, or there is nothing to compare with.
+    """
+    same = [one for tally in tallies for one in tally.same]
+    marks = [mark for tally in tallies for mark in tally.marks]
+    right, own = (float(np.mean([mark[i] for mark in marks])) if marks else None for i in range(2))
+    return {
+        "same_share": float(np.mean(same)) if same and not group.samples else None,
+        "accuracy": right,
+        "accuracy_lost": None if right is None or own is None else own - right,
     }
 
 

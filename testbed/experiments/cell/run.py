@@ -10,6 +10,7 @@ from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
 from testbed.experiments.cell.csi import RadioChannel, ue_state
+from testbed.experiments.cell.parts.computed import ComputedPair, computed_pair
 from testbed.experiments.cell.parts.counting import CellRun, Clear, Site, Snapshot, counted, grouped, site_work, ue_work
 from testbed.experiments.cell.parts.decoding import DecodingUes
 from testbed.experiments.cell.parts.station import base_station
@@ -51,7 +52,8 @@ def run_cell(
             take no `watches`.
 
     Raises:
-        BadInput: an unknown profile, an unreadable trace, or efficiencies that do not fit the groups.
+        BadInput: an unknown profile, an unreadable trace, models that cannot be used, or efficiencies that do not fit
+            the groups.
         EngineError: a response of greedy decoding under the strict judge differs from the target's own.
     """
 
@@ -62,7 +64,8 @@ def run_cell(
     if config.cells is None:
         if spread != Spread():
             raise BadInput("base stations are divided among processes: give `cells`, or one process")
-        return run_virtually(_Cell(config, channels_s or config.seconds).run(watches or {}, stepped))
+        with computed_pair(config) as pair:
+            return run_virtually(_Cell(config, channels_s or config.seconds, pair).run(watches or {}, stepped))
     with spread.begun() as workers:
         return Network(config, channels_s or config.seconds, watches, workers).run(stepped)
 
@@ -70,16 +73,16 @@ def run_cell(
 class _Cell:
     """The parts of a run."""
 
-    def __init__(self, config: CellConfig, channels_s: float) -> None:
+    def __init__(self, config: CellConfig, channels_s: float, pair: ComputedPair | None) -> None:
         plan = None if config.bs.plan is None else read_plan(config)
         config = self._config = config if plan is None else plan.applied(config)
         self._deployment = VirtualDeployment()
-        self._decoding = DecodingUes(config, self._deployment.clock)
+        self._decoding = DecodingUes(config, self._deployment.clock, pair)
         self._estimates = CellEstimates()
         self._hints = DecidedHints(self._estimates.tell)
         self._bs = base_station(
             self._deployment, config, config.bs, self._hints if config.control.decides else None, self._hints.worths,
-            None if plan is None else plan.scheduler(config),
+            None if plan is None else plan.scheduler(config), pair=pair,
         )  # fmt: skip
         self._members = [group for group in config.ues for _ in range(group.count)]
         weights = [group.weight for group in self._members] if plan is None else plan.weights(config)

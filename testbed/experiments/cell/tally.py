@@ -84,6 +84,9 @@ class UeTally:
         """Responses that began within the time and were due before its end, and those of them that were late. One that
         began earlier, was due and has not ended by the end of the time counts as late: who is never served begins no
         others."""
+        self.same, self.marks = list[bool](), list[tuple[bool, bool]]()
+        """Of responses that models decoded: whether each is the target's own, and whether its answer and that of the
+        target's own are right."""
         self._deadlines: tuple[float, float] | None = None
         """Time from which the tokens of the response in progress are due, and their speed; None: never."""
         self._committed = 0
@@ -144,6 +147,14 @@ class UeTally:
             self.bytes[up] += size_bytes
         if sent_s is not None:
             self.delays_s.append(self._clock.time() - sent_s)
+
+    def compared(self, same: bool, right: tuple[bool, bool] | None) -> None:
+        """Count a response that ends now: whether it is the target's own, and whether its answer and that of the
+        target's own are right; None: there is nothing to compare with.
+        """
+        if self.counting:
+            self.same.append(same)
+            self.marks += [right] if right else []
 
     def switched(self) -> None:
         """Count a change of its window or protocol by the controller."""

@@ -52,6 +52,8 @@ class LoadUe:
     lookahead: Ahead = 0
     streams: StreamChoice | None = None
     """See `DecodingSession`."""
+    most_tokens: int | None = None
+    """Longest response; None: as each request says."""
     state: ChannelState = UNKNOWN
     """What is known of its channel. Its `begin` is the caller's part, since it precedes the latency of a request."""
 
@@ -59,6 +61,7 @@ class LoadUe:
         """Decode at most `tokens` after a prompt. After every round, window policy and channel state observe it, and
         `progress` is called.
         """
+        tokens = self.most_tokens or tokens
         if (policy := self.policy) is None:
             return await decode_remotely(
                 self.client, prompt, tokens, self.end_ids, progress,

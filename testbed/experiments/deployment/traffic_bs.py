@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
+from testbed.bs.engines.coupled import coupled
 from testbed.bs.engines.runner import nobody
 from testbed.bs.intake import Offer
 from testbed.clock import Clock
@@ -63,19 +64,39 @@ class PrefixCache:
         self._total -= self._held.pop(session, 0)
 
 
+Computation = Callable[[Sequence[VerifyRequest]], Sequence[VerifyResult]]
+"""Results of the requests of a pass."""
+
+
+def synthetic(batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    """The tokens of `LANGUAGE`."""
+    found = []
+    for request in batch:
+        length, drafted = len(request.prefix), len(request.draft)
+        target = LANGUAGE[length : length + drafted + 1]
+        sure = _SURE[target] if request.logprobs and request.coupling is None else None
+        found.append(VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], logprobs=sure))
+    return found
+
+
 class TrafficRunner:
-    """Implements `EngineRunner`: synthetic target tokens, after the pass time of eq. 19.
+    """Implements `EngineRunner`: results of a computation, after the pass time of eq. 19.
 
     Args:
         cache: None: every pass recomputes the whole prefix.
         linger: keep the tokens of closed sessions in the cache.
         lenient: mismatched tokens may be kept, so that all drafted ones stay in the cache until the next round.
+        compute: default: synthetic tokens.
+        forget: called with each session that ends.
+        head_s: time of a judged position.
     """
 
     def __init__(
-        self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool, lenient: bool = False
-    ) -> None:
+        self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool, lenient: bool = False,
+        compute: Computation = synthetic, forget: Callable[[str], None] = lambda session: None, head_s: float = 0.0,
+    ) -> None:  # fmt: skip
         self._cost, self._cache, self._clock, self._linger, self._lenient = cost, cache, clock, linger, lenient
+        self._compute, self._forget, self._head_s = compute, forget, head_s
         self._submitted: list[VerifyRequest] = []
         self.passes: list[tuple[list[tuple[int, int]], float]] = []
         self.keep_passes = False
@@ -92,30 +113,32 @@ class TrafficRunner:
         await self._clock.sleep(seconds)
         if self.keep_passes:
             self.passes.append(([(work.new, work.cached) for work in works], seconds))
-        return [Share(r, w.new, w.cached, self._result(r, w.cached)) for r, w in zip(batch, works, strict=True)]
+        results = self._compute(batch)
+        for request, result in zip(batch, results, strict=True):
+            self._hold(request, result)
+        return [coupled(Share(r, w.new, w.cached, result)) for r, w, result in zip(batch, works, results, strict=True)]
 
     def _work(self, request: VerifyRequest) -> PassWork:
         length, drafted = len(request.prefix), len(request.draft)
         cached = 0 if self._cache is None else min(self._cache.cached(request.session), length - 1)
         return PassWork(drafted, drafted + length - cached, cached)
 
-    def _result(self, request: VerifyRequest, cached: int) -> VerifyResult:
-        """The target's tokens; those that it shares with the round are cached."""
-        length, drafted = len(request.prefix), len(request.draft)
-        target = LANGUAGE[length : length + drafted + 1]
+    def _hold(self, request: VerifyRequest, result: VerifyResult) -> None:
+        """Cache the tokens that the target shares with the round."""
         if self._cache is not None:
-            agree = request.draft == target[:-1]
+            drafted = len(request.draft)
+            agree = request.draft == result.argmax[:drafted]
             held = drafted if self._lenient or agree.all() else int(agree.argmin())
-            self._cache.hold(request.session, length + held)
-        sure = _SURE[target] if request.logprobs and request.coupling is None else None
-        return VerifyResult(target, _ZEROS[: drafted + 1], _ZEROS[:drafted], logprobs=sure, cached=cached)
+            self._cache.hold(request.session, len(request.prefix) + held)
 
     def cached(self, session: str) -> int | None:
         """See `EngineRunner.cached`: less than was computed where the cache has evicted some."""
         return 0 if self._cache is None else self._cache.cached(session)
 
     async def judged(self, positions: int) -> None:
-        """Judging takes no time."""
+        """The time of the judge's head."""
+        if positions and self._head_s:
+            await self._clock.sleep(positions * self._head_s)
 
     async def beside(self, work: Callable[[], T]) -> T:
         """See `EngineRunner.beside`: computations take no virtual time."""
@@ -123,5 +146,6 @@ class TrafficRunner:
 
     def release(self, session: str) -> None:
         """Remove a session from the cache, unless sessions linger."""
+        self._forget(session)
         if self._cache is not None and not self._linger:
             self._cache.drop(session)

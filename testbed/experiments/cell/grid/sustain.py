@@ -54,6 +54,8 @@ class SustainConfig(Config, frozen=True):
         super().__post_init__()
         if not any(group.class_tps for group in self.cell.ues if group.traffic == "tokens"):
             raise BadInput("no group of UEs has a class_tps: nothing says what sustaining them means")
+        if self.cell.models is not None:
+            raise BadInput("cells with models are not searched; record their drafts (testbed cell drafts)")
         if not all(1 <= ues <= MOST_UES for ues in self.ues):
             raise BadInput(f"numbers of UEs lie in 1..{MOST_UES}")
 

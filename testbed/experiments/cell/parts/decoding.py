@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
+from typing import Any, NamedTuple
 
 from testbed.channel.virtual import Sizer
 from testbed.clock import Clock
 from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.csi import with_handshakes
+from testbed.experiments.cell.parts.computed import ComputedPair, ComputedWork
 from testbed.experiments.cell.parts.drafts import Agreement, VirtualDrafter
-from testbed.experiments.cell.recorded import RecordedWork, recorded_policy, recording_of, virtual_replay
+from testbed.experiments.cell.recorded import RecordedWork, recording_of, trained_policy, virtual_replay
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, streams_of
 from testbed.experiments.deployment.links import message_sizes
@@ -44,15 +46,26 @@ def _unseen(prompt: Sequence[int], record: RequestRecord) -> None:
     """Responses of protocols that sample, and of judges that keep tokens, differ from the target's own."""
 
 
+class Requests(NamedTuple):
+    """Requests of a UE, see `decode_responses`."""
+
+    prompt: Callable[[int], Sequence[int]]
+    lengths: Callable[[Random], tuple[int, int]]
+    seen: Callable[[Any, RequestRecord], object]
+
+
 class DecodingUes:
     """The UEs of a cell that decode.
+
+    Args:
+        pair: models that compute their tokens. Default: they are synthetic, or recorded.
 
     Raises:
         BadInput: an unknown profile, or unreadable recorded drafts.
     """
 
-    def __init__(self, config: CellConfig, clock: Clock) -> None:
-        self._config, self._clock = config, clock
+    def __init__(self, config: CellConfig, clock: Clock, pair: ComputedPair | None = None) -> None:
+        self._config, self._clock, self._pair = config, clock, pair
         self._profiles = {group.name: load_profile(group.profile) for group in config.ues if group.traffic == "tokens"}
         self._recordings = {group.name: recording_of(group) for group in config.ues}
         self._meeting = Meeting(sum(group.count for group in config.ues if group.together))
@@ -83,22 +96,26 @@ class DecodingUes:
         work = None if recording is None else RecordedWork(recording, group.method.drafts)
         ue = self._ue(group, number, client, work, tally)
         await clock.sleep(group.begin_s + dice.uniform(0, min(1.0, config.warmup_s)))
-        await client.connect("", VOCAB)
+        await (client.connect("", VOCAB) if self._pair is None else self._pair.greet(client))
         ue = replace(ue, state=await known(client))
         try:
             meet = self._meeting.meet if group.together else None
-            lengths = drawn_lengths(group) if work is None else work.next
-            await decode_responses(
-                group, ue, tally, clock, dice, lambda length: LANGUAGE[:length].tolist(), lengths,
-                _same if group.lossless else _unseen, meet,
-            )  # fmt: skip
+            await decode_responses(group, ue, tally, clock, dice, *self._requests(group, work, tally), meet)
         finally:
             await client.close()
+
+    def _requests(self, group: UeGroup, work: RecordedWork | None, tally: UeTally) -> Requests:
+        """Requests of a UE."""
+        if self._pair is not None:
+            computed = ComputedWork(self._pair, tally, self._pair.exact(group))
+            return Requests(computed.prompt, computed.next, computed.seen)
+        lengths = drawn_lengths(group) if work is None else work.next
+        return Requests(lambda length: LANGUAGE[:length].tolist(), lengths, _same if group.lossless else _unseen)
 
     def _ue(self, group: UeGroup, number: int, client: Client, work: RecordedWork | None, tally: UeTally) -> LoadUe:
         profile, seed = self._profiles[group.name], independent_seed(self._config.seed, "drafts", number)
         drafter, rule = self._drafting(group, number, seed, work)
-        return LoadUe(
+        ue = LoadUe(
             client=client,
             drafter=drafter,
             policy=rule if group.method.drafts else None,
@@ -112,13 +129,17 @@ class DecodingUes:
             lookahead=group.lookahead,
             streams=streams_of(group),
         )
+        return ue if self._pair is None else self._pair.decoding(ue, group)
 
     def _drafting(
         self, group: UeGroup, number: int, seed: int, work: RecordedWork | None
     ) -> tuple[Drafter, WindowPolicy]:
         """Drafter and window policy of a UE."""
+        if self._pair is not None:
+            drafter: Drafter = self._pair.models.drafter
+            return drafter, trained_policy(group, drafter.fingerprint)
         if work is not None:
-            return virtual_replay(work), recorded_policy(group, work.recording)
+            return virtual_replay(work), trained_policy(group, work.recording.drafter)
         chances = DraftChances(group.alpha)
         drafter = VirtualDrafter(chances, seed, Agreement(self._config.seed, number, group.alpha))
         return drafter, policy(chances, WINDOW_RULES[group.window_rule], group.window)

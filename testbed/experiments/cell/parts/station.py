@@ -9,6 +9,7 @@ from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
 from testbed.experiments.cell.config import CellBs, CellConfig
+from testbed.experiments.cell.parts.computed import ComputedPair
 from testbed.experiments.cell.parts.judge import ChanceJudge
 from testbed.experiments.deployment.profiled import hinting
 from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
@@ -26,6 +27,7 @@ def base_station(
     worths: Mapping[bytes, float] | None = None,
     order: Scheduler | None = None,
     cache: PrefixCache | None = None,
+    pair: ComputedPair | None = None,
 ) -> VirtualStation:
     """Add a base station to a deployment.
 
@@ -34,6 +36,7 @@ def base_station(
         worths: see `SchedulerSetting.worths`.
         order: scheduler. Default: the configured one.
         cache: of keys and values. Default: an empty one.
+        pair: models that compute. Default: tokens are synthetic.
 
     Raises:
         BadInput: an unknown profile.
@@ -46,13 +49,14 @@ def base_station(
         order = scheduler(bs.scheduler, setting)
     if hints is None and any(WINDOW_RULES[group.window_rule].hinted for group in config.ues):
         hints = hinting(profile, max_requests=bs.max_batch)
-    lenient = any(group.judge_keeps for group in config.ues)
+    lenient = any(group.judge_keeps or group.threshold for group in config.ues)
     held = PrefixCache(bs.kv_tokens, tail=True) if cache is None else cache
+    computing = {} if pair is None else pair.computing(profile)
     return deployment.base_station(
-        TrafficRunner(profile.verify, held, deployment.clock, linger=False, lenient=lenient),
-        OFFER,
+        TrafficRunner(profile.verify, held, deployment.clock, linger=False, lenient=lenient, **computing),
+        OFFER if pair is None else pair.models.offer,
         scheduler=order,
-        judge=ChanceJudge(config.seed),
+        judge=ChanceJudge(config.seed) if pair is None else pair.judge,
         sessions=SessionTable(total=2 * sum(group.count for group in config.ues) + 64),
         windows=hints,
     )
