@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyResult
+from testbed.bs.engines.runner import nobody
 from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.deployment.traffic_bs import TrafficRunner
 from testbed.experiments.deployment.traffic_ue import VOCAB
 
-RESULT = TrafficRunner._result
+STEP = TrafficRunner.step
 
 
-def corrected_wrongly(self: TrafficRunner, request: VerifyRequest, cached: int) -> VerifyResult:
+async def corrected_wrongly(self: TrafficRunner, waiting: Callable[[], bool] = nobody) -> list[Share]:
     """Of windows with a mismatch, the verdict has another token than the target's in its place."""
-    found = RESULT(self, request, cached)
-    wrong = np.flatnonzero(found.argmax[:-1] != request.draft)[:1]
-    argmax = found.argmax.copy()
+    return [share._replace(result=_wrong(share)) for share in await STEP(self, waiting)]
+
+
+def _wrong(share: Share) -> VerifyResult:
+    assert share.result is not None
+    wrong = np.flatnonzero(share.result.argmax[:-1] != share.request.draft)[:1]
+    argmax = share.result.argmax.copy()
     argmax[wrong] = (argmax[wrong] + 2) % VOCAB
-    return replace(found, argmax=argmax)
+    return replace(share.result, argmax=argmax)
 
 
 @pytest.mark.parametrize("group", [{"protocol": "greedy"}, {"protocol": "fh"}, {"protocol": "sh", "lookahead": 1}])
@@ -33,7 +39,7 @@ def test_a_response_with_a_token_of_its_own_ends_the_run(
     ues = (UeGroup(name="a", response=(20, 20), **group),)  # type: ignore[arg-type]
     config = CellConfig(seconds=12.0, ues=ues)
     assert run_cell(config).groups[0][1][0].latencies_s
-    monkeypatch.setattr(TrafficRunner, "_result", corrected_wrongly)
+    monkeypatch.setattr(TrafficRunner, "step", corrected_wrongly)
     with pytest.raises(EngineError, match="differs from the target's own output"):
         run_cell(config)
 

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.engines.base import VerifyRequest, VerifyResult
+from testbed.bs.engines.base import Share, VerifyRequest
 from testbed.experiments.deployment.traffic_bs import PrefixCache, TrafficRunner
 from testbed.experiments.deployment.traffic_ue import LANGUAGE
 from testbed.experiments.inputs.profile import InteractionVerify
-from testbed.optim.pass_time import Coefficients
-from testbed.optim.pass_time import RequestWork as Share
+from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.virtual_time import VirtualClock, run_virtually
 
 COST = InteractionVerify(a_s=3e-5, b_compute_s=3e-8, b_read_s=4e-6, c_s=0.015)
@@ -42,13 +41,13 @@ def request(session: str, length: int, drafted: int, wrong: int | None = None) -
     return VerifyRequest(session, LANGUAGE[:length], draft)
 
 
-async def verify(runner: TrafficRunner, *requests: VerifyRequest) -> list[VerifyResult]:
+async def verify(runner: TrafficRunner, *requests: VerifyRequest) -> list[Share]:
     """One pass."""
     for one in requests:
         runner.submit(one)
     shares = await runner.step()
     assert [share.request for share in shares] == list(requests)
-    return [share.result for share in shares if share.result is not None]
+    return shares
 
 
 def test_passes_take_what_the_equation_says_and_remember_what_stays() -> None:
@@ -58,11 +57,11 @@ def test_passes_take_what_the_equation_says_and_remember_what_stays() -> None:
         ends_s = []
         first = await verify(runner, request("a", 100, 5, wrong=2), request("b", 40, 3))
         ends_s.append(clock.time())
-        assert [result.cached for result in first] == [0, 0]
-        assert first[0].argmax.tolist() == LANGUAGE[100:106].tolist()
+        assert [share.cached for share in first] == [0, 0]
+        assert first[0].result is not None and first[0].result.argmax.tolist() == LANGUAGE[100:106].tolist()
         second = await verify(runner, request("a", 103, 5), request("b", 44, 2))
         ends_s.append(clock.time())
-        assert [result.cached for result in second] == [102, 43]
+        assert [share.cached for share in second] == [102, 43]
         runner.release("a")
         third = await verify(runner, request("a", 109, 0))
         ends_s.append(clock.time())
@@ -71,7 +70,11 @@ def test_passes_take_what_the_equation_says_and_remember_what_stays() -> None:
 
     ends_s = run_virtually(passes())
     times = Coefficients(*(getattr(COST, name) for name in ("a_s", "b_compute_s", "b_read_s", "c_s")))
-    batches = [[Share(105, 0), Share(43, 0)], [Share(6, 102), Share(3, 43)], [Share(109, 0)]]
+    batches = [
+        [RequestWork(105, 0), RequestWork(43, 0)],
+        [RequestWork(6, 102), RequestWork(3, 43)],
+        [RequestWork(109, 0)],
+    ]
     assert np.diff([0.0, *ends_s]) == pytest.approx([times.batch_s(batch) for batch in batches])
 
 
