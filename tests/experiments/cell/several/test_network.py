@@ -90,16 +90,18 @@ def test_tokens_prefilled_again_are_those_that_the_passes_show(monkeypatch: pyte
     computed again.
     """
     passes: list[tuple[float, str, int, int, int]] = []
-    work = TrafficRunner._work
+    step = TrafficRunner.step
 
-    def logged(self: TrafficRunner, request: Any) -> Any:
-        found, length, drafted = work(self, request), len(request.prefix), len(request.draft)
-        agree = request.draft == LANGUAGE[length : length + drafted]
-        kept = drafted if agree.all() else int(agree.argmin())
-        passes.append((self._clock.time(), request.session, found.cached, length, kept))
+    async def logged(self: TrafficRunner, *waiting: Any) -> Any:
+        found = await step(self, *waiting)
+        for request, _, cached, *_ in found:
+            length, drafted = len(request.prefix), len(request.draft)
+            agree = request.draft == LANGUAGE[length : length + drafted]
+            kept = drafted if agree.all() else int(agree.argmin())
+            passes.append((self._clock.time(), request.session, cached, length, kept))
         return found
 
-    monkeypatch.setattr(TrafficRunner, "_work", logged)
+    monkeypatch.setattr(TrafficRunner, "step", logged)
     network, run = played(config := cells(msgspec.structs.replace(WALKER, count=4)))
     left_s: dict[bytes, list[float]] = defaultdict(list)
     for at_s, ue, *_ in network.group.roaming.log:
