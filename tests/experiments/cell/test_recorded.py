@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from testbed.assets.bundled_files import find
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.channel.radio.config import RadioConfig
 from testbed.errors import BadInput
@@ -23,7 +24,7 @@ from testbed.experiments.inputs.pair import drafter_for
 from testbed.experiments.lockstep.drafts import DraftsConfig, record, record_all
 from testbed.models.bundle import bundled
 from testbed.ue.drafters.base import Drafter
-from testbed.ue.drafters.recorded import DraftRecording, Recorded
+from testbed.ue.drafters.recorded import DraftRecording, Recorded, load_recording
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.llama.drafter import LlamaDrafter
 from testbed.ue.windows.predictor import load_predictor
@@ -93,6 +94,20 @@ def test_rows_of_the_bundled_pair_are_those_of_llama_cpp(tmp_path: Path, monkeyp
         assert live(config, source, monkeypatch) == found
     finally:
         source.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "agreeing"), [("bundled", 32, (0.75, 0.95)), ("smollm2", 24, (0.97, 0.99))]
+)
+def test_recordings_that_come_with_the_testbed_decode_without_loss(
+    name: str, prompts: int, agreeing: tuple[float, float]
+) -> None:
+    config = cell(name, protocol="sh", window=8)
+    (row, _) = document(config, cells.run_cell(config))["rows"]
+    recording = load_recording(find("recorded drafts", name))
+    assert len(recording.prompts) == prompts and recording.depth == 17
+    assert row["responses"] > 3 and row["same_share"] is None
+    assert agreeing[0] < row["acceptance_cond"] < agreeing[1]
 
 
 def test_requests_are_those_of_the_recording(tmp_path: Path) -> None:
