@@ -1,8 +1,9 @@
 """Speed of each series of a sweep in virtual time beside the speed that the models of `optim/draft_window` expect.
 
 The models get the drafting time and the pass times of the profile, RTT and rate of the point, and the acceptance rate
-of the run. Windows and `lookahead` are as configured; a stream is expected to be as fast as its best setting. `auto`,
-which may not draft at all, gets the acceptance rate of `stream` at the same point.
+of the run: by position in windows, one for all tokens of a stream. Windows and `lookahead` are as configured; a stream
+is expected to be as fast as its best setting. `auto`, which may not draft at all, gets the acceptance rate of `stream`
+at the same point.
 
 Run: python benchmarks/frontier_model.py SWEEP_DIRECTORY [--rows FILE.csv]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,8 @@ class Measured(NamedTuple):
     requests: int
     alpha: float
     """Acceptance rate of a drafted token if those before it are accepted."""
+    by_position: tuple[float, ...]
+    """The same of each position in a window."""
     up_bytes: float
     """Mean of a round, the prompt included."""
 
@@ -53,7 +57,20 @@ def measured(part: RowSource) -> Measured:
         misses = sum(took < had for took, had in zip(accepted, drafted, strict=True))
         alpha = sum(accepted) / max(1, sum(accepted) + misses)
     up = sum(requests["uplink_bytes"].to_pylist()) / len(drafted)
-    return Measured(tokens, sum(requests["latency_s"].to_pylist()), requests.num_rows, alpha, up)
+    return Measured(
+        tokens, sum(requests["latency_s"].to_pylist()), requests.num_rows, alpha, _by_position(drafted, accepted), up
+    )
+
+
+def _by_position(drafted: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
+    """Acceptance rate of each position that was reached; empty: nothing was drafted."""
+    rates = []
+    for place in range(max(drafted)):
+        reached = [took > place for took, had in zip(accepted, drafted, strict=True) if had > place and took >= place]
+        if not reached:
+            break
+        rates.append(sum(reached) / len(reached))
+    return tuple(rates)
 
 
 def expected_s(row: dict[str, Any], found: Measured, profile: Profile) -> float:
@@ -71,7 +88,9 @@ def expected_s(row: dict[str, Any], found: Measured, profile: Profile) -> float:
         alone_s = pass_s if row["series"] == "auto" else best_s
         return found.tokens * min(best_s, alone_s) + found.requests * link_s
     verify_s = profile.verify.pass_s([PassWork(window, window + 1, 0)])
-    return found.tokens * token_s(window, found.alpha, Waits(draft_s, link_s + verify_s, verify_s), lookahead or 0)
+    return found.tokens * token_s(
+        window, found.by_position, Waits(draft_s, link_s + verify_s, verify_s), lookahead or 0
+    )
 
 
 def main() -> None:

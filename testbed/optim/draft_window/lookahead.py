@@ -2,7 +2,8 @@
 
 Symbols: K window, d seconds per drafted token, R seconds from sending a window to its verdict, of which v in the pass,
 α probability that a drafted token is accepted if those before it are, g that the guess of the token after an accepted
-window is right; α unless known. A round commits E = (1 − α^(K+1))/(1 − α) tokens.
+window is right; α unless known. A round commits E = (1 − α^(K+1))/(1 − α) tokens. Where α differs by position,
+E = 1 + Σ_k Π_{j≤k} α_j, and Π_{j≤K} α_j stands for α^K.
 
 Lookahead 0: a round takes K·d + R.
 
@@ -27,6 +28,9 @@ when a miss arrives, and the surplus of a response's last round.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from testbed.errors import BadInput
@@ -48,7 +52,11 @@ class Waits(NamedTuple):
     """v, at most R"""
 
 
-def token_s(window: int, alpha: float, waits: Waits, lookahead: int, guess: float | None = None) -> float:
+Acceptance = float | Sequence[float]
+"""α, or α_1, α_2, … by position in the window, of which the last one holds for those behind."""
+
+
+def token_s(window: int, alpha: Acceptance, waits: Waits, lookahead: int, guess: float | None = None) -> float:
     """Mean seconds per committed token.
 
     Args:
@@ -60,13 +68,20 @@ def token_s(window: int, alpha: float, waits: Waits, lookahead: int, guess: floa
         BadInput: a window below 1, a probability outside [0, 1], times that are negative or not finite, or a pass
             longer than the round trip.
     """
-    guess = alpha if guess is None else guess
-    if window < 1 or not (0 <= alpha <= 1 and 0 <= guess <= 1):
+    rates = (alpha,) if isinstance(alpha, (int, float)) else tuple(alpha)
+    guess = guess if guess is not None or not rates else rates[min(window, len(rates) - 1)]
+    if window < 1 or guess is None or not all(0 <= one <= 1 for one in (*rates, guess)):
         raise BadInput(f"a window has 1 token or more, and probabilities lie in [0, 1], not {window}, {alpha}, {guess}")
     if not all(math.isfinite(s) and s >= 0 for s in waits) or waits.pass_s > waits.round_trip_s:
         raise BadInput("times must be finite and not negative, and a pass is part of the round trip")
-    tokens, alone_s = committed(window, alpha), window * waits.token_s + waits.round_trip_s
-    return alone_s / tokens if lookahead == 0 else _cycle_s(window, alpha**window * guess, waits) / tokens
+    if len(rates) == 1:
+        tokens, whole = committed(window, rates[0]), rates[0] ** window
+    else:
+        reached = list(accumulate((*rates, *rates[-1:] * (window - len(rates)))[:window], mul))
+        tokens, whole = 1 + sum(reached), reached[-1]
+    if lookahead == 0:
+        return (window * waits.token_s + waits.round_trip_s) / tokens
+    return _cycle_s(window, whole * guess, waits) / tokens
 
 
 def _cycle_s(window: int, hit: float, waits: Waits) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.deployment.virtual import VirtualDeployment
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
-from testbed.optim.draft_window.lookahead import Waits, best_window, gain, token_s
+from testbed.optim.draft_window.lookahead import Acceptance, Waits, best_window, gain, token_s
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.fixed import FixedWindow
@@ -66,6 +67,26 @@ def test_virtual_time_agrees_within_five_percent(
     assert found.latency_s / TOKENS == pytest.approx(expected_s, rel=0.05)
 
 
+@given(st.integers(1, 40), st.floats(0, 1), st.integers(1, 50), st.sampled_from([0, 1]))
+def test_equal_rates_by_position_are_one_rate(window: int, alpha: float, positions: int, lookahead: int) -> None:
+    waits = Waits(0.02, 0.1, 0.03)
+    assert token_s(window, [alpha] * positions, waits, lookahead) == pytest.approx(
+        token_s(window, alpha, waits, lookahead)
+    )
+
+
+@pytest.mark.parametrize(("window", "rates"), [(1, [0.4, 0.9]), (4, [0.9, 0.5, 0.8]), (6, [0.7, 0.95, 0.9, 0.3])])
+def test_rates_by_position_commit_what_coins_say(window: int, rates: list[float]) -> None:
+    known = np.array([*rates, *rates[-1:] * window][:window])
+    coins = np.random.default_rng(3).random((200_000, window)) < known
+    tokens = 1 + np.cumprod(coins, axis=1).sum(axis=1).mean()
+    assert token_s(window, rates, Waits(0.0, 1.0), 0) == pytest.approx(1 / tokens, rel=0.005)
+    whole, guess = float(np.prod(known)), [*rates, *rates[-1:] * window][window]
+    no_time = Waits(0.0, 1.0)  # nothing is drafted in time: hits follow one another at the round trip's rate
+    single = token_s(1, whole * guess, no_time, 1, 1.0) * (1 + whole * guess)
+    assert token_s(window, rates, no_time, 1) * tokens == pytest.approx(single, rel=0.005)
+
+
 @given(
     window=st.integers(1, 64), draft_s=st.floats(0.001, 0.1), trip_s=st.floats(0.001, 0.5), share=st.floats(0.0, 1.0)
 )
@@ -107,8 +128,10 @@ def test_it_gains_over_a_link_and_not_with_a_slow_drafter() -> None:
         (4, 0.5, Waits(-0.01, 0.1), None),
         (4, 0.5, Waits(0.01, math.inf), None),
         (4, 0.5, Waits(0.01, 0.1, 0.2), None),
+        (4, [], Waits(0.01, 0.1), None),
+        (4, [0.5, 1.1], Waits(0.01, 0.1), None),
     ],
 )
-def test_what_cannot_be_is_refused(window: int, alpha: float, waits: Waits, guess: float | None) -> None:
+def test_what_cannot_be_is_refused(window: int, alpha: Acceptance, waits: Waits, guess: float | None) -> None:
     with pytest.raises(BadInput):
         token_s(window, alpha, waits, 1, guess)
