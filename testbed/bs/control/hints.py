@@ -18,7 +18,8 @@ MOST_DECIDED = 4096
 
 
 class DecidedHints:
-    """Implements `WindowHints`: the windows and protocols that a controller decided, for UEs that ask for hints.
+    """Implements `JudgedHints`: the windows and protocols that a controller decided, for UEs that ask for hints, and
+    thresholds of judges.
 
     Attributes:
         worths: worth of a token of each UE for the order of the batch, by identity.
@@ -54,14 +55,27 @@ class DecidedHints:
     def _of(self, session: Session) -> Decided:
         return self._decided.get(session.key[0], NOTHING)
 
+    def threshold(self, session: Session) -> float:
+        """See `JudgedHints.threshold`."""
+        decided = self._of(session).threshold
+        return session.threshold if decided is None else min(decided, session.threshold)
+
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
         """See `WindowHints.hint`."""
         drafted = len(round_.window.ids)
         judged = drafted > 0 and session.protocol is not None and session.protocol.judged
-        candidates = len(round_.candidates()) if judged else None
-        self._tell(RoundSeen(*session.key, drafted, accepted, round_.cached, round_.draft_s, candidates))
-        decided = self._of(session)
-        return Hint(_window(session, decided.window), decided.protocol if session.protocol_hints else "")
+        found = round_.candidates() if judged else []
+        kept = sum(position < accepted for position in found)
+        self._tell(
+            RoundSeen(
+                *session.key, drafted, accepted, round_.cached, round_.draft_s, len(found) if judged else None, kept,
+                self.threshold(session),
+            )
+        )  # fmt: skip
+        decided, protocol = self._of(session), ""
+        if session.protocol_hints:
+            protocol = decided.protocol
+        return Hint(_window(session, decided.window), protocol)
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """See `WindowHints.learn`: the controller learns."""

@@ -36,6 +36,10 @@ class RoundSeen(_ControlMessage, frozen=True):
     """Drafting time, as its `Draft` states it."""
     candidates: int | None = None
     """Drafted tokens that differ from the target's; None: it has no drafted tokens, or a protocol without a judge."""
+    kept: int = 0
+    """Those of them that the judge kept."""
+    threshold: float = 0.0
+    """θ by which it did."""
 
 
 class SessionEnded(_ControlMessage, frozen=True):
@@ -68,6 +72,8 @@ class Decided(_ControlMessage, frozen=True):
     """Worth of a token of this UE for the order of batches, relative to others."""
     weight: Factor | None = None
     """Its weight on the radio, for the live view; None: weights are not decided."""
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """θ of its judge, at most the one that it requested; None: that one."""
 
 
 class Decisions(_ControlMessage, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,11 +18,20 @@ Judged = tuple[Session, Round, Kept]
 """A judged round."""
 
 
-class Acceptance:
-    """Accepts drafted tokens; the candidates of all rounds of a pass are judged in one call."""
+def requested(session: Session) -> float:
+    """θ as the UE requested it."""
+    return session.threshold
 
-    def __init__(self, judge: Judge, vocab_size: int) -> None:
-        self._judge, self._vocab_size = judge, vocab_size
+
+class Acceptance:
+    """Accepts drafted tokens; the candidates of all rounds of a pass are judged in one call.
+
+    Args:
+        threshold: θ of a session's rounds.
+    """
+
+    def __init__(self, judge: Judge, vocab_size: int, threshold: Callable[[Session], float] = requested) -> None:
+        self._judge, self._vocab_size, self._threshold = judge, vocab_size, threshold
         self._counts_risk = judge if isinstance(judge, RiskJudge) else None
         """Found out once: `isinstance` with a protocol takes longer than the rest of a decision."""
 
@@ -49,7 +58,7 @@ class Acceptance:
     def needs_hidden(self, session: Session) -> bool:
         """Whether a session's candidates are judged by hidden states."""
         judged = session.protocol is not None and session.protocol.judged
-        return judged and self._judge.needs_hidden(session.threshold)
+        return judged and self._judge.needs_hidden(self._threshold(session))
 
     def by_hidden(self, judged: Sequence[Judged]) -> int:
         """Number of positions that were judged by hidden states."""
@@ -66,7 +75,7 @@ class Acceptance:
             drafter_hidden=hidden[rows],
             target_hidden=None if result.hidden is None else result.hidden[seen],
             csi=round_.csi,
-            threshold=session.threshold,
+            threshold=self._threshold(session),
             session=session.name,
             risk=session.risk,
         )

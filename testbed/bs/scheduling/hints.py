@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
@@ -33,3 +33,11 @@ class WindowHints(Protocol):
 
     def snapshot(self) -> dict[str, Any]:
         """Gauges for the metrics."""
+
+
+@runtime_checkable
+class JudgedHints(WindowHints, Protocol):
+    """Hints of a controller that decides about thresholds of judges, too, which UEs are not told."""
+
+    def threshold(self, session: Session) -> float:
+        """θ by which a session's rounds are judged, at most the one that it requested."""

@@ -9,10 +9,9 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import ModelSource, RadioUe
 from testbed.errors import BadInput
-from testbed.experiments.cell.models import CellModels
+from testbed.experiments.cell.sections import CellControl, CellModels
 from testbed.experiments.cell.stations import CellsConfig, check_name
 from testbed.experiments.inputs.state import check_kind
-from testbed.optim.loops.objectives import objective
 from testbed.options import Config, option
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.methods import RunMethod, check_lookahead, run_method
@@ -139,6 +138,11 @@ class UeGroup(Config, frozen=True):
         return run_method(self.protocol)
 
     @property
+    def most_threshold(self) -> float:
+        """θ that its UEs request: the judge's own, or the probability of one that keeps tokens at random."""
+        return (self.threshold or self.judge_keeps) if self.method.judged else 0.0
+
+    @property
     def samples(self) -> bool:
         """Whether its protocol draws tokens at random."""
         return self.method.drafts and (self.method.sampled or self.method.coupled)
@@ -166,36 +170,6 @@ class CellBs(Config, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         SCHEDULERS.choose(self.scheduler)
-
-
-class CellControl(Config, frozen=True):
-    """Quantities that are decided while serving (`joint`: together with the others that are); `fixed`: they stay as
-    configured.
-    """
-
-    windows: Literal["fixed", "joint"] = "fixed"
-    weights: Literal["fixed", "joint"] = "fixed"
-    order: Literal["fixed", "joint"] = "fixed"
-    protocol: Literal["fixed", "joint"] = "fixed"
-    objective: Annotated[str, option("What is maximised: goodput, of promises that are kept, or fair.")] = "goodput"
-    every_ms: Annotated[
-        float,
-        option("Time between decisions; responses that begin or end bring further ones.", least=1, most=1e5, unit="ms"),
-    ] = 40.0
-    joule_tokens: Annotated[float, option("Tokens that a joule of a UE is worth.", least=0, most=1e6)] = 0.0
-    csi: Annotated[
-        Literal["reports", "oracle"],
-        option("Rates that decisions rest on: those of link adaptation, or the true ones."),
-    ] = "reports"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        objective(self.objective)
-
-    @property
-    def decides(self) -> bool:
-        """Whether anything is decided while serving."""
-        return "joint" in (self.windows, self.weights, self.order, self.protocol)
 
 
 class CellConfig(Config, frozen=True):
@@ -286,6 +260,11 @@ class CellConfig(Config, frozen=True):
             raise BadInput("no UE follows the windows of control.windows: give a group `window_rule: hinted`")
         if self.control.protocol == "joint" and not any(group.protocol_hints for group in self.ues):
             raise BadInput("no UE follows the protocols of control.protocol: give a group `protocol_hints: true`")
+        if self.control.threshold == "joint" and not any(group.most_threshold for group in self.ues):
+            raise BadInput(
+                "control.threshold decides θ of judges that keep tokens: give a group judge_keeps, or with `models` a "
+                "threshold"
+            )
         if self.control.order == "joint" and not SCHEDULERS.choose(self.bs.scheduler).weighs:
             raise BadInput(
                 f"control.order weighs utilities: bs.scheduler {self.bs.scheduler} does not order by them; take slo"

@@ -65,6 +65,7 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "drafted_ahead": sum(tally.drafted_ahead for tally in tallies) / rounds if rounds else None,
         "void": sum(tally.void for tally in tallies) / rounds if rounds else None,
         **(_means(tallies) if decodes else dict.fromkeys(MEANS)),
+        "kept_share": sum(tally.kept for tally in tallies) / committed if committed and group.method.judged else None,
         **_quality(group, tallies),
         "csi_error_db": _csi_error_db(tallies),
         "switches_per_s": sum(tally.switches for tally in tallies) / seconds / group.count if decodes else None,

@@ -65,8 +65,8 @@ class UeTally:
         """Rounds with lookahead, tokens drafted before a verdict was there, and those of them that it made void."""
         self.switches = 0
         """Changes of its window or protocol by the controller of the cell."""
-        self.accepted = self.rejected = 0
-        """Drafted tokens that were accepted, and first rejections."""
+        self.accepted = self.rejected = self.kept = 0
+        """Drafted tokens that were accepted, first rejections, and mismatches that a judge kept."""
         self.air_s = {True: 0.0, False: 0.0}
         """Time of the slots in which it sent and received."""
         self.band_s = {True: 0.0, False: 0.0}
@@ -125,6 +125,7 @@ class UeTally:
             self.drafted_ahead += record.drafted_ahead
             self.void += record.void
             self.accepted += record.accepted
+            self.kept += record.kept
             self.rejected += record.accepted < record.drafted
             self.busy_s["drafting"] += record.draft_s
             self.busy_s["radio"] += record.link_s

@@ -88,13 +88,15 @@ class RoundChoices:
         bits = (backlog + fixed) * drafts + window * (token + asked * asked_bits)
         trips = (2 - (1 - asked) ** window) * drafts
         new = window + 1
+        tokens = np.cumsum(np.cumprod(alpha, axis=2), axis=2)
+        reached = np.concatenate([np.zeros_like(tokens[:, :, :1]), tokens[:, :, :-1]], axis=2)
         parts = (
-            np.cumsum(np.cumprod(alpha, axis=2), axis=2),
+            tokens,
             window * draft_s + trips * link_s,
             bits / np.maximum(rate, LEAST_BPS),
             (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached,
             window * draft_j + bits * bit_j,
-            window * risk,
+            reached * risk,
             np.where(drafts, joins[:, None, None], 1.0),
             np.where(drafts, cell.waits, 1.0),
         )

@@ -31,7 +31,7 @@ class RoundMode(NamedTuple):
     threshold: float = 0.0
     """θ of the judge."""
     risk: float = 0.0
-    """Expected risk that a drafted token adds: −ln(1 − p) of what the judge keeps."""
+    """Expected risk that a drafted token adds if those before it are accepted: −ln(1 − p) of what the judge keeps."""
 
 
 @dataclass(frozen=True, slots=True)

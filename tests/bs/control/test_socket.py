@@ -81,19 +81,22 @@ def hinted(control: ControlSocket) -> Hint:
 async def test_rounds_are_told_and_decisions_are_hinted(tmp_path: Path) -> None:
     told: list[Event] = []
     async with serving(tmp_path / "c") as control:
-        assert hinted(control) == (-1, "")  # nobody is told
+        assert hinted(control) == Hint()  # nobody is told
         bs = await ControlledStation.connect(tmp_path / "c", told.append)
         running = asyncio.create_task(bs.run())
-        bs.decide(Decisions({NAME: Decided(9, "fh", 2.5, 0.5), b"other": Decided(2)}))
+        bs.decide(Decisions({NAME: Decided(9, "fh", 2.5, 0.5, 0.25), b"other": Decided(2)}))
         await until(lambda: control.hints.worths)
         assert control.hints.worths == {NAME: 2.5, b"other": 1.0} and control.hints.weight(session()) == 0.5
         assert hinted(control) == (6, "fh")  # no more than it asked for
+        judged, strict = session(), session()
+        judged.threshold, strict.threshold = 0.5, 0.1
+        assert [control.hints.threshold(one) for one in (judged, strict)] == [0.25, 0.1]  # nor a higher one
         control.hints.ended(session())
         await until(lambda: len(told) == 2)
         assert told == [RoundSeen(NAME, 1, 4, 1, 30, 0.5, candidates=2), SessionEnded(NAME, 1)]
         assert bs.metrics() == {"passes": 7, "busy_s": 0.25}
         bs.close()
-        await until(lambda: hinted(control) == (-1, ""))  # decisions end with the connection
+        await until(lambda: hinted(control) == Hint())  # decisions end with the connection
         assert not control.hints.worths
         with pytest.raises(TestbedError, match="disconnected its controller"):
             await running
@@ -104,7 +107,7 @@ def test_a_ue_that_asks_for_no_hints_gets_none() -> None:
     decided.apply(Decisions({NAME: Decided(3, "fh")}))
     one = session()
     one.hinted, one.protocol_hints = 0, False
-    assert decided.hint(one, round_(), 1, 0.0) == (-1, "")
+    assert decided.hint(one, round_(), 1, 0.0) == Hint()
 
 
 @pytest.mark.parametrize(("kind", "told"), [("greedy", 0), ("split", 1)])
@@ -121,7 +124,8 @@ def test_a_ue_that_draws_tokens_itself_keeps_drafting(kind: str, told: int) -> N
     [b"\xff\xff\xff\xff", (MOST_BYTES + 1).to_bytes(4, "little"), b"\x01\x00\x00\x00\xc1",
      frame(Decisions({NAME: Decided(-2)})), frame(Decisions({NAME: Decided(2**20)})),
      frame(Decisions({NAME: Decided(1, "nowhere")})), frame(Decisions({NAME: Decided(worth=float("nan"))})),
-     frame(Decisions({NAME: Decided(weight=-1.0)})), frame(SessionEnded(NAME, 1))],
+     frame(Decisions({NAME: Decided(weight=-1.0)})), frame(Decisions({NAME: Decided(threshold=1.5)})),
+     frame(SessionEnded(NAME, 1))],
 )  # fmt: skip
 async def test_what_cannot_be_hinted_ends_the_connection(
     tmp_path: Path, sent: bytes, caplog: pytest.LogCaptureFixture
@@ -133,7 +137,7 @@ async def test_what_cannot_be_hinted_ends_the_connection(
         await until(lambda: hinted(control).window == 3)
         writer.write(sent)
         await asyncio.wait_for(reader.read(), 10)
-        await until(lambda: hinted(control) == (-1, ""))
+        await until(lambda: hinted(control) == Hint())
         writer.close()
         assert [one.levelno for one in caplog.records] == [logging.WARNING]
         bs = await ControlledStation.connect(tmp_path / "c", lambda event: None)

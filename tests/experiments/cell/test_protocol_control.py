@@ -11,6 +11,7 @@ from testbed.bs.control.hints import DecidedHints
 from testbed.bs.control.messages import Decided, Decisions
 from testbed.bs.engines.base import VerifyResult
 from testbed.bs.pending import Round
+from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
 from testbed.channel.radio.config import ConstantSource, RadioConfig
 from testbed.errors import BadInput
@@ -98,7 +99,7 @@ def test_what_sh_would_ask_for_is_learnt_from_rounds_of_both(kind: str) -> None:
         round_.asked_s = 0.0 if kind == "sh" else None
         argmax = np.array([1, 1 + number % 2, 1, 2, 1], np.int32)  # 1 or 2 candidates of 4
         round_.result = VerifyResult(argmax, np.zeros(5, np.float32), np.zeros(4, np.float32))
-        assert hints.hint(session, round_, 1, 0.0) == (-1, "")
+        assert hints.hint(session, round_, 1, 0.0) == Hint()
     (ue,) = estimates.ues.values()
     assert ue.asked.value == pytest.approx(1.5 / 4, rel=0.05)
     hints.apply(Decisions({b"ue": Decided(protocol="fh")}))

@@ -17,7 +17,8 @@ from testbed.channel.cost import Sizes
 from testbed.clock import Clock
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.control.estimates import CellEstimates, UeEstimates
-from testbed.experiments.cell.control.modes import round_mode
+from testbed.experiments.cell.control.judgements import LEVELS
+from testbed.experiments.cell.control.modes import judged, round_mode
 from testbed.experiments.cell.control.radio import ControlledRadio, RadioMeter
 from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.tally import UeTally
@@ -52,13 +53,13 @@ class _Counts(NamedTuple):
 
 
 class JointController:
-    """Decides radio weights, windows, protocols and the order of batches together, every `every_ms` and when responses
-    begin or end.
+    """Decides radio weights, windows, protocols, thresholds and the order of batches together, every `every_ms` and
+    when responses begin or end.
 
     Args:
         members: the group of each UE of the cell, by number.
         estimates: of its UEs, up to date.
-        decided: has windows, protocols and worths carried out.
+        decided: has windows, protocols, θ and worths carried out.
         metrics: counters of the base station.
     """
 
@@ -131,9 +132,11 @@ class JointController:
         group, power, most = self._members[number], self._members[number].power, self._members[number].window
         profile = self._profiles[group.profile]
         sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most)
-        kinds = self._kinds(group)
-        modes = [round_mode(kind, acceptance, sizes, profile.overheads, ue.asked.value) for kind in kinds]
-        least = 1 if ue.measured < MEASURED or PROTOCOLS[kinds[0]].replaces else 0
+        modes = [
+            judged(round_mode(kind, acceptance, sizes, profile.overheads, ue.asked.value), ue.judgements, threshold)
+            for kind, threshold in self._ways(group)
+        ]
+        least = 1 if ue.measured < MEASURED or PROTOCOLS[group.protocol].replaces else 0
         rate_bps = self._meter.rate_bps(number)
         draft_s = ue.draft_s.value or profile.draft.window_s(most, 1) / most
         activity, joins = self._meter.activity(number), self._joins[number].value
@@ -170,16 +173,25 @@ class JointController:
     def _hinted(self, group: UeGroup) -> bool:
         return self._config.control.windows == "joint" and WINDOW_RULES[group.window_rule].hinted
 
-    def _kinds(self, group: UeGroup) -> tuple[str, ...]:
-        """Protocols between which to choose: that of its sessions, and the one beside it; one: it is given."""
-        chosen = self._config.control.protocol == "joint" and group.protocol_hints
-        return (group.protocol, PROTOCOLS[group.protocol].beside) if chosen else (group.protocol,)
+    def _ways(self, group: UeGroup) -> list[tuple[str, float | None]]:
+        """Protocols and θ between which to choose; θ None: it is given.
+
+        Protocols are that of the sessions, and the one beside it, if they are decided.
+        """
+        control, kinds = self._config.control, [group.protocol]
+        if control.protocol == "joint" and group.protocol_hints:
+            kinds.append(PROTOCOLS[group.protocol].beside)
+        most = group.most_threshold
+        levels = [share * most for share in LEVELS] if control.threshold == "joint" and most else [None]
+        return [(kind, threshold) for kind in kinds for threshold in levels]
 
     def _current(self, number: int, ue: UeEstimates) -> tuple[int, int] | None:
         """Mode and window of a UE until now; None: neither was decided."""
-        if ue.window is None and not ue.mode:
+        if ue.window is None and not ue.mode and ue.threshold is None:
             return None
-        mode = self._kinds(self._members[number]).index(ue.mode) if ue.mode else 0
+        group = self._members[number]
+        ways, way = self._ways(group), (ue.mode or group.protocol, ue.threshold)
+        mode = ways.index(way) if way in ways else 0
         return mode, ue.present if ue.window is None else ue.window
 
     # ------------------------------------------------------------ decision
@@ -191,7 +203,8 @@ class JointController:
         fixed = [self._radio.ports[number][True].weight if weighted else 1.0 for number, _ in active]
         return decide(
             CellState(ues, self._passes, self._waits), objective(control.objective),
-            Prices(joule=control.joule_tokens), weights=None if control.weights == "joint" else fixed,
+            Prices(joule=control.joule_tokens, risk=control.risk_tokens),
+            weights=None if control.weights == "joint" else fixed,
             current=[self._current(number, ue) for number, ue in active],
         )  # fmt: skip
 
@@ -203,14 +216,15 @@ class JointController:
         for (number, ue), window, mode, weight, worth in zip(active, *columns, strict=True):
             if control.weights == "joint":
                 self._radio.ports[number][True].weight = weight
-            group, before = self._members[number], (ue.window, ue.mode)
-            kinds = self._kinds(group)
+            group, before = self._members[number], (ue.window, ue.mode, ue.threshold)
+            kind, ue.threshold = self._ways(group)[mode]
             ue.window = window if self._hinted(group) else None
-            ue.mode = kinds[mode] if len(kinds) > 1 else ""
-            if any(old not in (None, "", new) for old, new in zip(before, (ue.window, ue.mode), strict=True)):
+            ue.mode = kind if control.protocol == "joint" and group.protocol_hints else ""
+            now = ue.window, ue.mode, ue.threshold
+            if any(old not in (None, "", new) for old, new in zip(before, now, strict=True)):
                 self._tallies[number].switched()
             hinted, shown = NO_HINT if ue.window is None else ue.window, weight if control.weights == "joint" else None
-            found[ue_name(number)] = Decided(hinted, ue.mode, worth, shown)
+            found[ue_name(number)] = Decided(hinted, ue.mode, worth, shown, ue.threshold)
         self._decided(Decisions(found))
 
     def _worths(self, decision: Decision) -> NDArray[np.float64]:

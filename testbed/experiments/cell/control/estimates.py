@@ -8,6 +8,7 @@ import numpy as np
 
 from testbed.bs.control.messages import Event, RoundSeen
 from testbed.bs.scheduling.averages import Mean
+from testbed.experiments.cell.control.judgements import Judgements
 from testbed.ue.windows.base import MAX_WINDOW
 
 ROUNDS = 32.0
@@ -28,6 +29,7 @@ class UeEstimates:
         rounds: its rounds so far.
         window: the window that was decided; 0: the BS decodes alone; None: none was decided.
         mode: the protocol that was decided; empty: none was.
+        threshold: θ that was decided; None: none was.
     """
 
     def __init__(self) -> None:
@@ -35,9 +37,11 @@ class UeEstimates:
         self.rounds = 0
         self.window: int | None = None
         self.mode = ""
+        self.threshold: float | None = None
         self.draft_s, self.mean_window, self.cached = Mean(ROUNDS), Mean(ROUNDS), 0
         self.asked = Mean(ROUNDS)
         """Hidden states per drafted token that a protocol which requests them would request: those of candidates."""
+        self.judgements = Judgements()
         self.measured = 0
         """Rounds with a measured drafting time."""
         self._tried, self._accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
@@ -55,6 +59,7 @@ class UeEstimates:
             self.measured += 1
         if seen.candidates is not None:
             self.asked.add(seen.candidates / drafted)
+            self.judgements.learn(seen)
         tried = min(seen.accepted + 1, drafted, MAX_WINDOW)
         self._tried *= FORGET
         self._accepted *= FORGET

@@ -1,8 +1,9 @@
-"""Bits of rounds by protocol, as the loops need them."""
+"""Bits of rounds by protocol, and what θ changes, as the loops need them."""
 
 from __future__ import annotations
 
 from testbed.channel.cost import NO_OVERHEADS, Overheads, Sizes
+from testbed.experiments.cell.control.judgements import Judgements
 from testbed.optim.loops.state import RoundMode
 from testbed.protocols import protocol
 
@@ -31,3 +32,11 @@ def round_mode(
         protocol=kind, acceptance=acceptance, token_bits=token_bits,
         fixed_bits=one - token_bits + overheads.uplink_bits, asked=asked if asks else 0.0, asked_bits=asked_bits,
     )  # fmt: skip
+
+
+def judged(mode: RoundMode, judgements: Judgements, threshold: float | None) -> RoundMode:
+    """A mode at a θ; None: the one that its acceptance rates were measured at."""
+    if threshold is None:
+        return mode
+    acceptance, risk = judgements.acceptance(mode.acceptance, threshold), judgements.risk(threshold)
+    return mode._replace(acceptance=acceptance, threshold=threshold, risk=risk)

@@ -22,7 +22,7 @@ from testbed.bs.judging.registry import JUDGES
 from testbed.config import DemoConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.models import CellModels
+from testbed.experiments.cell.sections import CellModels
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.inputs.marks import Mark, marker
