@@ -28,8 +28,8 @@ def heard(before: Heard, pending: Sequence[Pending]) -> Heard:
 
 
 def others_have_rounds(before: Heard, pending: Sequence[Pending], now_s: float) -> Callable[[bytes], bool]:
-    """Whether UEs other than one had a request in the last `RECENT_S`."""
-    recent = {ue for ue, at_s in heard(before, pending) if now_s - at_s < RECENT_S}
+    """Whether UEs other than one have a request, or had one in the last `RECENT_S`."""
+    recent = {item.ue for item in pending} | {ue for ue, at_s in before if now_s - at_s < RECENT_S}
     return lambda ue: bool(recent - {ue})
 
 

@@ -14,7 +14,7 @@ deadline of the next one. With `Pending.ahead_s` = 0, each round stands alone, a
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
@@ -107,8 +107,8 @@ class Slo(Scheduler):
     worths: Mapping[bytes, float] = field(default_factory=dict)
     """Worth of a token of each UE, relative to others, by which utilities are multiplied; UEs that it lacks: 1."""
     own_tokens: int | None = None
-    """While other UEs have rounds, the requests of one UE without a guarantee add to a pass the time of a prompt of so
-    many tokens, at most; its first round may take longer. None: there is no such bound."""
+    """`Pending.weight` up to which the requests of one UE without a guarantee are taken while other UEs have rounds.
+    Its first one always is, of a prompt a piece of so many new tokens. None: there is no such bound."""
     heard: Heard = ()
 
     def __post_init__(self) -> None:
@@ -207,23 +207,24 @@ class Slo(Scheduler):
         batch: list[Pending] = []
         room = math.inf if self.kv_tokens is None else self.kv_tokens
         tokens, kv, took_s, due_s = 0, 0, self.coefficients.c, math.inf
-        blocks, used_s = self.rules.late == "stop", defaultdict[bytes, float](float)
+        blocks, used = self.rules.late == "stop", Counter[bytes]()
         for entry in line:
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
-            fits = tokens + entry.new <= self.max_tokens and kv + entry.kv <= room
-            prompt = self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE
+            prompt = self._cuttable(entry)
             most_s, ue = math.inf, entry.pending.ue
             if entry.pending.speed_tps is None:
                 most_s = self.spare_s if batch else math.inf
-                if (prompt or used_s[ue]) and others(ue):
-                    most_s = min(most_s, took_s + self._own_s - used_s[ue])
+            own = self._own(entry, used[ue]) if others(ue) else math.inf
+            if own < entry.new and not prompt:
+                continue
+            fits = entry.new <= min(own, self.max_tokens - tokens) and kv + entry.kv <= room
             fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and took_s + entry.share_s <= most_s
             if prompt and self.hold_s is not None:
                 if not (fits and took_s + entry.share_s <= self.hold_s):
                     spare_s = min(self.hold_s, most_s, due_s - now_s) - took_s
                     most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
-                    cut = _piece(entry, most if batch else max(most, PIECE), self.coefficients)
+                    cut = _piece(entry, min(own, most if batch else max(most, PIECE)), self.coefficients)
                     if cut is None:
                         continue
                     entry, tightest_s = cut, due_s
@@ -232,16 +233,26 @@ class Slo(Scheduler):
                     break
                 continue
             batch.append(entry.pending)
-            used_s[ue] += entry.share_s
+            used[ue] += entry.pending.weight
             tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
             if len(batch) == self.max_requests:
                 break
         return batch
 
-    @property
-    def _own_s(self) -> float:
-        """Time that one UE's requests without a guarantee add to a pass beside others, at most."""
-        return math.inf if self.own_tokens is None else self.coefficients.share_s(self.own_tokens, 0)
+    def _own(self, entry: TimedRequest, used: int) -> float:
+        """New tokens of a request that its UE's share leaves room for; infinite for the first one, unless it is a
+        prompt that can be cut, and with a guarantee.
+        """
+        item = entry.pending
+        if self.own_tokens is None or item.speed_tps is not None:
+            return math.inf
+        before = used or item.running_tokens
+        if before:
+            return self.own_tokens - before - (item.weight - item.new_tokens)
+        return max(self.own_tokens, PIECE) if self._cuttable(entry) else math.inf
+
+    def _cuttable(self, entry: TimedRequest) -> bool:
+        return self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE
 
     def _tokens(self, entry: TimedRequest, spare_s: float) -> float:
         """New tokens of a prefix that a pass computes in `spare_s`: the root of `share_s`."""

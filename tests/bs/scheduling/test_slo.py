@@ -486,3 +486,42 @@ def test_where_all_have_room_the_tokens_come_close_to_the_best_of_any_batch() ->
         shares.append(tokens(plan.plan(queue, NOW_S), plan) / max(value for _, value in possible(queue, plan)))
     assert max(shares) <= 1 + 1e-9
     assert np.mean(shares) >= 0.95
+
+
+# ---------------------------------------------------------------- shares of UEs
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(1, 3000), st.integers(0, 2999), st.integers(0, 40)),
+        min_size=1, max_size=16,
+    ),
+    own=st.sampled_from([16, 100, 512]),
+    cuts=st.booleans(),
+)  # fmt: skip
+def test_rounds_of_several_ues_without_a_guarantee_are_served_to_the_end(
+    rows: list[tuple[int, int, int, int, int]], own: int, cuts: bool
+) -> None:
+    """Prompts on whatever was computed of them, in pieces; of a UE no more than its share after its first round."""
+    queue = [
+        waiting(str(i), float(at), prefix, draft, min(computed, prefix), ue=b"%d" % ue)
+        for i, (ue, at, prefix, computed, draft) in enumerate(rows)
+    ]
+    plan: Slo = Slo(coefficients=A100, own_tokens=own, cuts=cuts).learn(None, None)
+    for now_s in range(20, 20_000):
+        if not queue:
+            return
+        batch, many = plan.plan(queue, float(now_s)), len({item.ue for item in queue}) > 1
+        assert batch
+        for ue in {item.ue for item in batch} if many else ():
+            first, *others = [item for item in batch if item.ue == ue]
+            if others:
+                assert first.weight + sum(item.weight for item in others) <= max(own, 64) + first.cached_tokens // 32
+        plan = plan.after(queue, batch)
+        done = {item.request.session: len(item.request.prefix) for item in batch}
+        whole = {item.request.session for item in batch if any(item.request is one.request for one in queue)}
+        queue = [
+            replace(item, computed=max(item.computed, done.get(item.request.session, 0)))
+            for item in queue if item.request.session not in whole
+        ]  # fmt: skip
+    raise AssertionError("a request starves")
