@@ -168,7 +168,7 @@ Judge = Annotated[
     str | None,
     option("Judge of mismatched tokens. Default: head if one is given, else strict.", kinds="judges", panel="Judging"),
 ]
-MaxTokens = Annotated[int, option("Output tokens per request, at most.", least=1, panel="Workload")]
+MaxTokens = Annotated[int, option("Output tokens per request, at most.", least=1, most=2**20, panel="Workload")]
 PromptFormat = Annotated[str, option("Prompt format: auto, plain, chat, or a template with {question}.")]
 Prompts = Annotated[int, option("Prompts to decode.", least=1, panel="Workload")]
 First = Annotated[int, option("Prompts of the data set to skip.", least=0, panel="Workload")]

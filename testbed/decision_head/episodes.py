@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from testbed.decision_head.episode_files import check_chunk, check_labels
 from testbed.errors import BadInput
-from testbed.files import claim, whole_file
+from testbed.files import claim, file_bytes, whole_file
 from testbed.protocols.messages import Reading
 
 META = "meta.json"
@@ -159,8 +160,8 @@ class EpisodeStore:
         """Read `meta` from disk."""
         path = self.directory / META
         try:
-            self._meta = msgspec.json.decode(path.read_bytes(), type=Meta)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+            self._meta = msgspec.json.decode(file_bytes(path), type=Meta)
+        except (OSError, BadInput, RecursionError, msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise BadInput(f"no episodes in {self.directory} ({exc}); run `testbed head collect`") from exc
         if self._meta.schema != SCHEMA:
             raise BadInput(f"{self.directory} has schema {self._meta.schema}, not {SCHEMA}: collect the episodes again")
@@ -178,9 +179,10 @@ class EpisodeStore:
         """Read one chunk."""
         arrays = self._load("chunk", number)
         try:
-            return Mismatches(**arrays)
-        except TypeError as exc:
+            check_chunk(arrays, (self.meta.drafter_hidden, self.meta.target_hidden))
+        except BadInput as exc:
             raise BadInput(f"{self._path('chunk', number)} is not a chunk of episodes: {exc}") from exc
+        return Mismatches(**arrays)
 
     def write(self, number: int, found: Mismatches) -> None:
         """Write one chunk."""
@@ -191,6 +193,10 @@ class EpisodeStore:
         run to find out.
         """
         arrays = self._load("labels", number)
+        try:
+            check_labels(arrays, (HARMLESS, CRITICAL, UNPARSED))
+        except BadInput as exc:
+            raise BadInput(f"{self._path('labels', number)} has no labels of a chunk: {exc}") from exc
         return arrays["label"].astype(np.int8), int(arrays["completions"][0])
 
     def write_labels(self, number: int, labels: NDArray[np.int8], completions: int) -> None:
@@ -207,8 +213,11 @@ class EpisodeStore:
         numbers = self.labelled()
         if not numbers:
             raise BadInput(f"no labels in {self.directory}; run `testbed head label`")
-        parts = [self.read(number) for number in numbers]
-        labels = np.concatenate([self.read_labels(number)[0] for number in numbers])
+        parts, labelled = [self.read(number) for number in numbers], [self.read_labels(number)[0] for number in numbers]
+        for number, part, found in zip(numbers, parts, labelled, strict=True):
+            if len(part) != len(found):
+                raise BadInput(f"{self._path('labels', number)} has {len(found)} labels of {len(part)} mismatches")
+        labels = np.concatenate(labelled)
         return joined(parts).take(labels != UNPARSED), labels[labels != UNPARSED] == CRITICAL
 
     def _path(self, kind: str, number: int) -> Path:
@@ -216,13 +225,13 @@ class EpisodeStore:
 
     def _numbers(self, kind: str) -> list[int]:
         names = (path.stem.removeprefix(f"{kind}-") for path in self.directory.glob(f"{kind}-*.safetensors"))
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def _load(self, kind: str, number: int) -> dict[str, NDArray[Any]]:
         path = self._path(kind, number)
         try:
             arrays: dict[str, NDArray[Any]] = load_file(path)
-        except (OSError, SafetensorError) as exc:
+        except (OSError, SafetensorError, TypeError, AttributeError) as exc:  # the last two: types that numpy lacks
             raise BadInput(f"{path} cannot be read: {exc}") from exc
         return arrays
 

@@ -36,7 +36,7 @@ CASES = [
     (["ue", "run", *DRAFTER, "--window", "10000"], "1..256"),
     (["ue", "run", *DRAFTER, "--protocol", "smoke"], "known: target-only, colocated, auto, greedy, fh, sh"),
     (["ue", "run", *DRAFTER, "--threshold", "2"], "[0, 1]"),
-    (["ue", "run", *DRAFTER, "--max-tokens", "0"], "at least 1"),
+    (["ue", "run", *DRAFTER, "--max-tokens", "0"], "1..1048576"),
     (["ue", "run", *DRAFTER, "--concurrency", "0"], "at least 1"),
     (["ue", "run", *DRAFTER, "--warmup", "-1"], "at least 0"),
     (["ue", "run", *DRAFTER, "--timeout", "0"], "positive"),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from testbed.cli.main import main
+from testbed.errors import TestbedError
+from testbed.experiments.cell import files
 
 FILE = """
 seconds: 6
@@ -144,3 +146,25 @@ def test_wrong_options_of_sweep_are_one_line(
     assert main(["cell", "sweep", str(tmp_path / "cell.yaml"), option]) == 2
     said = capsys.readouterr().err.strip()
     assert len(said.splitlines()) == 1 and words in said
+
+
+def test_a_run_whose_results_could_not_be_written_is_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory was taken for one of a run with processes."""
+
+    def full(*_: object) -> None:
+        raise TestbedError("cannot write: No space left on device")
+
+    (tmp_path / "cell.yaml").write_text(FILE)
+    asked = ["cell", "run", str(tmp_path / "cell.yaml"), "--out", str(tmp_path / "out"), "--seconds", "3"]
+    for name in ("_write_json", "write_csv", "write_report"):
+        with monkeypatch.context() as patched:
+            patched.setattr(files, name, full)
+            assert main(asked) == 1 and "No space left" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "cell.json").exists()
+    assert main(asked) == 0 and (tmp_path / "out" / "cell.json").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_csv", full)
+        assert main(asked) == 1
+    assert not (tmp_path / "out" / "cell.json").exists()  # no new results beside old ones

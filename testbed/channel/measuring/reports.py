@@ -20,10 +20,10 @@ class Reports(Config, frozen=True, kw_only=True):
         BadInput: a value out of its bounds.
     """
 
-    period_ms: Annotated[float, option("Time between two reports.", above=0, unit="ms")] = 40.0
-    delay_ms: Annotated[float, option("Time from a measurement to its use.", least=0, unit="ms")] = 10.0
-    levels: Annotated[int, option("Reported rates, log-spaced from 1 to 1000 Mbit/s.", least=2)] = 15
-    noise_db: Annotated[float, option("Standard deviation of a measured rate.", least=0, unit="dB")] = 1.0
+    period_ms: Annotated[float, option("Time between two reports.", least=0.1, most=1e6, unit="ms")] = 40.0
+    delay_ms: Annotated[float, option("Time from a measurement to its use.", least=0, most=1e6, unit="ms")] = 10.0
+    levels: Annotated[int, option("Reported rates, log-spaced from 1 to 1000 Mbit/s.", least=2, most=10**6)] = 15
+    noise_db: Annotated[float, option("Standard deviation of a measured rate.", least=0, most=40, unit="dB")] = 1.0
     seed: Annotated[int, option("Seed of the noise.", least=0)] = 0
 
     def index(self, time_s: float) -> int:

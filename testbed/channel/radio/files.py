@@ -79,11 +79,26 @@ def read_radio_file(path: Path) -> RadioFile:
     """
     try:
         found = npz_arrays(path)
-        up, down = (found[name].astype(np.float16) for name in ("uplink_db", "downlink_db"))
+        up, down = (_half(found[name], found["uplink_db"].shape) for name in ("uplink_db", "downlink_db"))
         bandwidth_hz = float(found["bandwidth_hz"]) if "bandwidth_hz" in found else None
         return RadioFile(up, down, float(found["step_s"]), str(found["about"]), bandwidth_hz)
     except (KeyError, ValueError, TypeError, BadInput) as exc:
         raise BadInput(f"{path} is no radio file: {exc}") from exc
+
+
+def _half(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float16]:
+    """SINRs in half precision.
+
+    Raises:
+        ValueError: another shape, no real numbers, or such as have no half precision.
+    """
+    if values.dtype.kind not in "fiu" or values.shape != shape:
+        raise ValueError(
+            f"SINRs need numbers {list(shape)} for both directions, not {values.dtype} {list(values.shape)}"
+        )
+    if values.size and not np.abs(values).max() <= np.finfo(np.float16).max:
+        raise ValueError("SINRs are too large, or no numbers")
+    return values.astype(np.float16)
 
 
 class FileSource(Config, frozen=True, tag="radio-file", tag_field="kind"):

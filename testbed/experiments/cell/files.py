@@ -62,13 +62,17 @@ def carry_out(
 
 
 def _write(config: CellConfig, run: CellRun, found: dict[str, Any], out: Path) -> None:
-    files: dict[str, Any] = {CELL: found}
+    """Write the results; `cell.json` comes last, and is missing until all others are there."""
+    (out / CELL).unlink(missing_ok=True)
     if run.series is not None:
-        files[SERIES] = run.series
-    for name, content in files.items():
-        with whole_file(out / name) as part:
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+        _write_json(run.series, out / SERIES)
     write_csv(out / UES, ue_rows(config, run))
     summary = results.summary(resolved(config), config.seed, results.host(), found["rows"])
     results.write_summary(out, {**summary, "kind": KIND, "cell": found["cell"]})
     write_report([out], out)
+    _write_json(found, out / CELL)
+
+
+def _write_json(content: Any, path: Path) -> None:
+    with whole_file(path) as part:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))

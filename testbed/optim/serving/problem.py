@@ -136,6 +136,8 @@ def check_points(
         raise BadInput("fitting needs scipy: install the extra `lab`") from exc
     columns = spread(features, seen_coverage(points, latency_s, experts))
     design = np.hstack([columns, points.rps[:, None] * columns])
+    if not np.isfinite(design).all():
+        raise BadInput("the features of these points are too large for a fit")
     sizes = np.linalg.svd(design / np.maximum(np.abs(design).max(axis=0), 1e-300), compute_uv=False)
     if sizes[-1] <= ALIKE * sizes[0]:
         what = "loads" if form == "load" else "alpha and k (k = 0 among them is best), each at several loads"

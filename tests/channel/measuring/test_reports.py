@@ -47,7 +47,11 @@ def test_the_noise_has_the_stated_size_and_repeats_itself() -> None:
     assert reports.report(TRUTH, 7) == reports.report(TRUTH, 7) != other.report(TRUTH, 7)
 
 
-@pytest.mark.parametrize("given", [{"period_ms": 0}, {"delay_ms": -1}, {"levels": 1}, {"noise_db": -1}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "given",
+    [{"period_ms": 0}, {"delay_ms": -1}, {"levels": 1}, {"noise_db": -1}, {"seed": -1}, {"period_ms": 1e-320},
+     {"period_ms": 1e300}, {"delay_ms": 1e300}, {"levels": 2**70}, {"noise_db": 1e6}],
+)  # fmt: skip
 def test_reports_that_cannot_be(given: dict[str, float]) -> None:
     with pytest.raises(BadInput):
         Reports(**given)  # type: ignore[arg-type]

@@ -58,6 +58,14 @@ def test_damaged_files_are_one_line(content: bytes, tmp_path: Path) -> None:
 def test_files_with_wrong_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", uplink_db=UP)
     refuse(lambda: read_radio_file(tmp_path / "a.npz"), BadInput, "is no radio file")
+    for wrong, said in (
+        (UP.astype(np.complex64), "need numbers"),
+        (UP[:1], "need numbers"),
+        (np.full(UP.shape, 1e300), "too large"),
+        (np.full(UP.shape, np.nan), "no numbers"),
+    ):
+        np.savez(tmp_path / "b.npz", uplink_db=UP, downlink_db=wrong, step_s=1.0, about="")
+        refuse(lambda: read_radio_file(tmp_path / "b.npz"), BadInput, said)
     refuse(lambda: RadioFile(UP, UP[:1], 1.0, ""), BadInput, "differ in shape")
     refuse(lambda: RadioFile(UP[0], UP[0], 1.0, ""), BadInput, "[UEs, steps]")
     refuse(lambda: RadioFile(UP * np.nan, UP, 1.0, ""), BadInput, "finite")

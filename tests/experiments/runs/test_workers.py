@@ -1,0 +1,28 @@
+"""Worker processes of a command, and how they end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from testbed.experiments.runs.workers import pool_of
+
+
+def test_a_stopped_process_does_not_hold_up_an_interrupted_command() -> None:
+    """SIGTERM does not reach it: the command waited for it, and a second interrupt had no effect."""
+    ended_s = list[float]()
+
+    def command() -> None:
+        with pool_of(2, "killed") as pool:
+            numbers = {future.result() for future in [pool.submit(os.getpid) for _ in range(4)]}
+            os.kill(numbers.pop(), signal.SIGSTOP)
+            ended_s.append(time.monotonic() + 20)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert time.monotonic() < ended_s[0] and not multiprocessing.active_children()
