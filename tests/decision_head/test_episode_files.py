@@ -115,7 +115,7 @@ def test_types_that_numpy_lacks(kind: str, tmp_path: Path) -> None:
     text = json.dumps(header).encode()
     path = store.directory / "labels-00000.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
-    with pytest.raises(BadInput, match="labels-00000.safetensors cannot be read"):
+    with pytest.raises(BadInput, match=r"labels-00000\.safetensors cannot be read"):
         store.load()
 
 

@@ -60,6 +60,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
         process.join(max(0.0, until_s - time.monotonic()))
         if process.is_alive():
             process.kill()
+            process.join()
 
 
 def _begin(parent: int, begin: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:
