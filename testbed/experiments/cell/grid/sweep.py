@@ -20,9 +20,12 @@ from testbed.experiments.results.claims import kept
 from testbed.intervals import compared, paired_interval, repeats_interval
 from testbed.options import Config, option
 
-FIGURES = ("goodput_tps", "latency_s", "violations", "uplink_mbps", "message_delay_s")
+FIGURES = ("goodput_tps", "latency_s", "violations", "uplink_mbps", "message_delay_s", "accuracy_lost")
 """Figures of a group that rows have with their intervals."""
-MEANS = ("latency_p95_s", "window", "acceptance_cond", "csi_error_db", "joules_per_token")
+MEANS = (
+    "latency_p95_s", "window", "acceptance_cond", "kept_share", "same_share", "accuracy", "csi_error_db",
+    "joules_per_token",
+)  # fmt: skip
 """Figures of a group that rows have as means."""
 MOVES = (
     "handovers_per_ue", "ping_pongs_per_ue", "interruption_s", "prefilled_again", "moved_bytes", "failures_per_ue",
