@@ -114,6 +114,8 @@ class Round:
     shared_s: float = 0.0
     """Part of its time at the BS that counts for other rounds of its stream."""
     base_len: int = 0
+    threshold: float | None = None
+    """θ by which it is judged; None: that of its session."""
     guess: int | None = None
     """Length and last token of the prefix that the window continues, if it came ahead. A round of a stream has the
     length alone; `guess` is None for it and for windows that did not come ahead."""

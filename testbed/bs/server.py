@@ -18,7 +18,7 @@ from testbed.bs.engines.coupled import choices
 from testbed.bs.engines.runner import EngineRunner
 from testbed.bs.intake import Intake
 from testbed.bs.isolation import apart
-from testbed.bs.judging.acceptance import Acceptance, Judged, asked_bytes, attach_hidden, requested
+from testbed.bs.judging.acceptance import Acceptance, Judged, asked_bytes, attach_hidden
 from testbed.bs.judging.base import Judge
 from testbed.bs.judging.long_rounds import LongRounds, Ready
 from testbed.bs.metrics import Metrics
@@ -29,7 +29,7 @@ from testbed.bs.room import Load
 from testbed.bs.scheduling.admission import Admission
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.hints import JudgedHints, WindowHints
+from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.pass_ledger import PassLedger
 from testbed.bs.sessions import Key, Session
 from testbed.bs.streams import ahead, following, rounds_of
@@ -68,8 +68,7 @@ class BaseStation:
         observer: Observer | None = None,
     ) -> None:
         self._link, self._runner, self._intake, self._clock = link, runner, intake, clock
-        decided = windows.threshold if isinstance(windows, JudgedHints) else requested
-        self._acceptance = Acceptance(judge, intake.offer.vocab_size, decided)
+        self._acceptance = Acceptance(judge, intake.offer.vocab_size)
         self._ledger = PassLedger(intake.sessions, scheduler, estimator, admission, block_size, margin)
         self._windows, self._metrics, self._observer = windows, Metrics(), observer or Observer()
         self._verdicts = Verdicts(self._ledger, self._metrics, windows, self._observer, clock)
@@ -144,8 +143,10 @@ class BaseStation:
 
     def begin(self, session: Session, round_: Round) -> None:
         """Queue a round for verification."""
+        if self._windows is not None:
+            round_.threshold = self._windows.threshold(session)
         session.current, round_.target_bytes = round_, self._long.target_bytes(session, round_)
-        hidden = len(round_.window.ids) > 0 and self._acceptance.needs_hidden(session)
+        hidden = len(round_.window.ids) > 0 and self._acceptance.needs_hidden(session, round_)
         further, ends = 0 if self._ledger.estimates else ahead(session, round_), session.end_ids
         how = hidden, not session.sampling.greedy, further, ends, session.sampling.coupling(session.seed)
         request = VerifyRequest(session.name, session.prefix, round_.window.ids, *how)

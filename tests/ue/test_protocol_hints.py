@@ -70,6 +70,9 @@ class Dice:
         self.given.append(Hint(self._dice.randrange(6) if session.hinted else NO_HINT, kind))
         return self.given[-1]
 
+    def threshold(self, session: Session) -> float:
+        return session.threshold
+
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         return False
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.bs.control.messages import Decided, Decisions, Event, RoundSeen, SessionEnded
+from testbed.bs.judging.acceptance import threshold
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.scheduling.hints import Hint
@@ -18,7 +19,7 @@ MOST_DECIDED = 4096
 
 
 class DecidedHints:
-    """Implements `JudgedHints`: the windows and protocols that a controller decided, for UEs that ask for hints, and
+    """Implements `WindowHints`: the windows and protocols that a controller decided, for UEs that ask for hints, and
     thresholds of judges.
 
     Attributes:
@@ -56,7 +57,7 @@ class DecidedHints:
         return self._decided.get(session.key[0], NOTHING)
 
     def threshold(self, session: Session) -> float:
-        """See `JudgedHints.threshold`."""
+        """See `WindowHints.threshold`."""
         decided = self._of(session).threshold
         return session.threshold if decided is None else min(decided, session.threshold)
 
@@ -69,7 +70,7 @@ class DecidedHints:
         self._tell(
             RoundSeen(
                 *session.key, drafted, accepted, round_.cached, round_.draft_s, len(found) if judged else None, kept,
-                self.threshold(session),
+                threshold(session, round_),
             )
         )  # fmt: skip
         decided, protocol = self._of(session), ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,20 +18,16 @@ Judged = tuple[Session, Round, Kept]
 """A judged round."""
 
 
-def requested(session: Session) -> float:
-    """θ as the UE requested it."""
-    return session.threshold
+def threshold(session: Session, round_: Round) -> float:
+    """θ by which a round is judged: as it was decided when the round began, or else as the UE requested it."""
+    return session.threshold if round_.threshold is None else round_.threshold
 
 
 class Acceptance:
-    """Accepts drafted tokens; the candidates of all rounds of a pass are judged in one call.
+    """Accepts drafted tokens; the candidates of all rounds of a pass are judged in one call."""
 
-    Args:
-        threshold: θ of a session's rounds.
-    """
-
-    def __init__(self, judge: Judge, vocab_size: int, threshold: Callable[[Session], float] = requested) -> None:
-        self._judge, self._vocab_size, self._threshold = judge, vocab_size, threshold
+    def __init__(self, judge: Judge, vocab_size: int) -> None:
+        self._judge, self._vocab_size = judge, vocab_size
         self._counts_risk = judge if isinstance(judge, RiskJudge) else None
         """Found out once: `isinstance` with a protocol takes longer than the rest of a decision."""
 
@@ -55,14 +51,14 @@ class Acceptance:
             found.append((session, round_, Kept(stays, int(round_.result.argmax[stays]))))
         return found
 
-    def needs_hidden(self, session: Session) -> bool:
-        """Whether a session's candidates are judged by hidden states."""
+    def needs_hidden(self, session: Session, round_: Round) -> bool:
+        """Whether a round's candidates are judged by hidden states."""
         judged = session.protocol is not None and session.protocol.judged
-        return judged and self._judge.needs_hidden(self._threshold(session))
+        return judged and self._judge.needs_hidden(threshold(session, round_))
 
     def by_hidden(self, judged: Sequence[Judged]) -> int:
         """Number of positions that were judged by hidden states."""
-        return sum(len(round_.candidates()) for session, round_, _ in judged if self.needs_hidden(session))
+        return sum(len(round_.candidates()) for session, round_, _ in judged if self.needs_hidden(session, round_))
 
     def _candidates(self, session: Session, round_: Round) -> Candidates:
         rows = round_.candidates()
@@ -75,7 +71,7 @@ class Acceptance:
             drafter_hidden=hidden[rows],
             target_hidden=None if result.hidden is None else result.hidden[seen],
             csi=round_.csi,
-            threshold=self._threshold(session),
+            threshold=threshold(session, round_),
             session=session.name,
             risk=session.risk,
         )

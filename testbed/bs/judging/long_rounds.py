@@ -80,7 +80,7 @@ class LongRounds:
         """See `Round.target_bytes`."""
         drafted = len(round_.window.ids)
         sampled = session.drawn or not session.sampling.greedy
-        hidden = self._offer.hidden_size if self._acceptance.needs_hidden(session) else 0
+        hidden = self._offer.hidden_size if self._acceptance.needs_hidden(session, round_) else 0
         return 4 * (drafted + 1) * (self._offer.vocab_size if sampled else hidden) if drafted else 0
 
     @property
@@ -188,7 +188,7 @@ class LongRounds:
         """Number of values that decide about a round: probabilities, or elements of the hidden states of mismatches."""
         if session.drawn:
             return (len(round_.window.ids) + 1) * self._offer.vocab_size
-        if not self._acceptance.needs_hidden(session):
+        if not self._acceptance.needs_hidden(session, round_):
             return 0
         return len(round_.candidates()) * (session.drafter_hidden + self._offer.hidden_size)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
@@ -25,6 +25,9 @@ class WindowHints(Protocol):
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
         """The hint for a session's next round, after one was committed."""
 
+    def threshold(self, session: Session) -> float:
+        """θ of the judge for a session's next round, at most the one that it requested; UEs are not told."""
+
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """Learn from a few rounds, preferably while the engine computes; returns whether there are further ones."""
 
@@ -33,11 +36,3 @@ class WindowHints(Protocol):
 
     def snapshot(self) -> dict[str, Any]:
         """Gauges for the metrics."""
-
-
-@runtime_checkable
-class JudgedHints(WindowHints, Protocol):
-    """Hints of a controller that decides about thresholds of judges, too, which UEs are not told."""
-
-    def threshold(self, session: Session) -> float:
-        """θ by which a session's rounds are judged, at most the one that it requested."""

@@ -130,7 +130,8 @@ class Slo(Scheduler):
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch, independent of the order of the requests. While requests are pending, it is empty only under
-        the rule `late="stop"`, if none of them is feasible.
+        the rule `late="stop"`, if none of them is feasible, or if all are of UEs whose prompts the engine has and that
+        use up their shares.
         """
         queues = self.queues(pending, now_s)
         line = [*queues.urgent, *queues.utility]
@@ -233,7 +234,8 @@ class Slo(Scheduler):
                     break
                 continue
             batch.append(entry.pending)
-            used[ue] += entry.pending.weight
+            if entry.pending.speed_tps is None:
+                used[ue] = (used[ue] or entry.pending.running_tokens) + entry.pending.weight
             tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
             if len(batch) == self.max_requests:
                 break

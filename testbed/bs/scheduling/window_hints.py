@@ -170,6 +170,10 @@ class Windows:
         self._given[window] += 1
         return Hint(window)
 
+    def threshold(self, session: Session) -> float:
+        """See `WindowHints.threshold`: as requested."""
+        return session.threshold
+
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """Learn from the first `LEARNT_AT_ONCE` rounds of those that came, preferably while the engine computes.
 

@@ -211,9 +211,11 @@ class CellConfig(Config, frozen=True):
         """Refuse groups that say with models what only synthetic tokens have, or the reverse.
 
         Raises:
-            BadInput: a threshold without models; with them, several cells, recorded drafts or a probability.
+            BadInput: a threshold without models; with them, several cells, recorded drafts or `judge_keeps`.
         """
         for group in self.ues:
+            if group.threshold and not (group.method.judged or group.method.skips):
+                raise BadInput(f"group {group.name}: no judge keeps tokens under {group.protocol}; take threshold 0")
             if self.models is None and group.threshold:
                 raise BadInput(
                     f"group {group.name}: a threshold is for the judge of `models`; without them, judge_keeps"

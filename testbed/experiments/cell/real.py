@@ -127,10 +127,8 @@ def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
         raise BadInput(
             f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
         )
-    if config.models is not None:
-        raise BadInput("models compute in virtual time; --real decodes synthetic tokens")
-    if config.bs.plan is not None:
-        raise BadInput("plans are carried out in virtual time alone; leave out bs.plan or --real")
+    if config.models is not None or config.bs.plan is not None:
+        raise BadInput("models and plans are for virtual time alone; leave out models, bs.plan or --real")
     for group in decoding.values():
         recording_of(group)
         rule = WINDOW_RULES[group.window_rule]

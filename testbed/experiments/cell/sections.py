@@ -57,7 +57,10 @@ class CellModels(Config, frozen=True):
     engine: Annotated[str, option("Inference engine.", kinds="engines")] = "transformers"
     dtype: fields.Dtype = "float32"
     judge: Annotated[
-        str | None, option("Judge. Default: head if a group has a threshold, else strict.", kinds="judges")
+        str | None,
+        option(
+            "Judge. Default: head or budget if their options or a threshold are given, else strict.", kinds="judges"
+        ),
     ] = None
     head: fields.Head = None
     quality_budget: fields.QualityBudget = None

@@ -64,7 +64,7 @@ class UeTally:
         self.looked_ahead = self.drafted_ahead = self.void = 0
         """Rounds with lookahead, tokens drafted before a verdict was there, and those of them that it made void."""
         self.switches = 0
-        """Changes of its window or protocol by the controller of the cell."""
+        """Changes of its window, protocol or θ by the controller of the cell."""
         self.accepted = self.rejected = self.kept = 0
         """Drafted tokens that were accepted, first rejections, and mismatches that a judge kept."""
         self.air_s = {True: 0.0, False: 0.0}
@@ -158,7 +158,7 @@ class UeTally:
             self.marks += [right] if right else []
 
     def switched(self) -> None:
-        """Count a change of its window or protocol by the controller."""
+        """Count a change of its window, protocol or θ by the controller."""
         self.switches += self.counting
 
     def known(self, error_db: float) -> None:

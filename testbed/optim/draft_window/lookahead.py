@@ -52,17 +52,17 @@ class Waits(NamedTuple):
     """v, at most R"""
 
 
-Acceptance = float | Sequence[float]
+Rates = float | Sequence[float]
 """α, or α_1, α_2, … by position in the window, of which the last one holds for those behind."""
 
 
-def token_s(window: int, alpha: Acceptance, waits: Waits, lookahead: int, guess: float | None = None) -> float:
+def token_s(window: int, alpha: Rates, waits: Waits, lookahead: int, guess: float | None = None) -> float:
     """Mean seconds per committed token.
 
     Args:
         window: K, at least 1.
         lookahead: 0 or 1.
-        guess: g; None: α.
+        guess: g; None: α_{K+1}, or the last rate.
 
     Raises:
         BadInput: a window below 1, a probability outside [0, 1], times that are negative or not finite, or a pass

@@ -525,3 +525,18 @@ def test_rounds_of_several_ues_without_a_guarantee_are_served_to_the_end(
             for item in queue if item.request.session not in whole
         ]  # fmt: skip
     raise AssertionError("a request starves")
+
+
+def test_a_prompt_that_the_engine_cuts_counts_for_the_share_of_its_ue() -> None:
+    running = [waiting(str(i), NOW_S, 301, 99, 300, ue=b"a", running_tokens=400) for i in range(20)]
+    other = waiting("other", NOW_S, 301, 3, 300, ue=b"b")
+    batch = Slo(coefficients=A100, own_tokens=512).plan([*running, other], NOW_S)
+    assert sorted(item.ue for item in batch) == [b"a", b"b"]  # 400 and 109, and no second round
+
+
+def test_guaranteed_rounds_are_no_part_of_the_share() -> None:
+    rounds = [waiting(f"g{i}", NOW_S, 301, 99, 300, ue=b"a", speed_tps=4.0) for i in range(6)]
+    rounds += [waiting(f"a{i}", NOW_S, 301, 99, 300, ue=b"a") for i in range(6)]
+    rounds.append(waiting("other", NOW_S, 301, 3, 300, ue=b"b"))
+    found = names(Slo(coefficients=A100, own_tokens=512).plan(rounds, NOW_S))
+    assert [sum(name.startswith(kind) for name in found) for kind in ("g", "a")] == [6, 4]

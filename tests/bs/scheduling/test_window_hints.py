@@ -78,6 +78,9 @@ class Scripted:
         self.given.append(self.hints[min(len(self.given), len(self.hints) - 1)])
         return Hint(self.given[-1])
 
+    def threshold(self, session: Session) -> float:
+        return session.threshold
+
     def learn(self, overhead: PassOverhead) -> bool:
         """Nothing to learn."""
         self.times_s.append(("learn", asyncio.get_running_loop().time()))

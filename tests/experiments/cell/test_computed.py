@@ -173,6 +173,7 @@ STATIONS = [{"name": name, "at_m": [at, 0]} for name, at in (("a", 0), ("b", 100
         ([{}], {"cells": {"stations": STATIONS}, "radio": {"source": {"kind": "model"}}},
          "models are for one cell"),
         ([{"protocol": "fh", "threshold": 0.5}], {"models": None}, "a threshold is for the judge of `models`"),
+        ([{"protocol": "greedy", "threshold": 0.5}], {}, "no judge keeps tokens under greedy"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_models_is_refused(groups: Any, more: dict[str, Any], said: str) -> None:
@@ -182,7 +183,7 @@ def test_what_does_not_go_with_models_is_refused(groups: Any, more: dict[str, An
 
 
 def test_models_run_in_virtual_time_for_at_most_64_ues_and_are_not_searched() -> None:
-    with pytest.raises(BadInput, match="--real decodes synthetic tokens"):
+    with pytest.raises(BadInput, match="models and plans are for virtual time alone"):
         run_cell_really(cell(STRICT))
     with pytest.raises(BadInput, match="at most 64 UEs, not 65"):
         run_cell(cell(msgspec.structs.replace(STRICT, count=65)))
@@ -198,6 +199,7 @@ def test_models_run_in_virtual_time_for_at_most_64_ues_and_are_not_searched() ->
         ({"engine": "synthetic"}, "has no model"),
         ({"dataset": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"scorer": "nobody"}, "nobody"),
+        ({"scorer": "code"}, "which a cell does not"),
     ],
 )
 def test_models_that_cannot_be_used_are_refused(models: dict[str, Any], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.bs.control.hints import DecidedHints
 from testbed.bs.control.messages import RoundSeen
 from testbed.channel.radio.config import RadioConfig
 from testbed.errors import BadInput
@@ -68,6 +70,21 @@ def test_a_real_head_keeps_less_where_risk_is_dear() -> None:
     free = rows(msgspec.structs.replace(config, control=CellControl(threshold="joint")))["judged"]
     dear = rows(config)["judged"]
     assert free["kept_share"] > 0 and dear["kept_share"] < free["kept_share"] / 2
+
+
+def test_a_threshold_that_rises_while_a_round_waits_holds_from_the_next_one_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The round was judged by hidden states that nobody had asked the engine for."""
+    calls = itertools.count()
+    monkeypatch.setattr(DecidedHints, "threshold", lambda self, session: (0.0, 0.5)[next(calls) % 2])
+    group = UeGroup(name="judged", count=2, protocol="fh", threshold=0.5)
+    config = CellConfig(
+        seconds=6.0, radio=RadioConfig(bandwidth_hz=20e6), ues=(group,),
+        models=CellModels(prompts=2, max_tokens=60), control=CellControl(threshold="joint"),
+    )  # fmt: skip
+    row = rows(config)["judged"]
+    assert row["responses"] > 0 and row["kept_share"] > 0
 
 
 # ---------------------------------------------------------------- estimates

@@ -17,7 +17,7 @@ from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.deployment.virtual import VirtualDeployment
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
-from testbed.optim.draft_window.lookahead import Acceptance, Waits, best_window, gain, token_s
+from testbed.optim.draft_window.lookahead import Rates, Waits, best_window, gain, token_s
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.fixed import FixedWindow
@@ -132,6 +132,6 @@ def test_it_gains_over_a_link_and_not_with_a_slow_drafter() -> None:
         (4, [0.5, 1.1], Waits(0.01, 0.1), None),
     ],
 )
-def test_what_cannot_be_is_refused(window: int, alpha: Acceptance, waits: Waits, guess: float | None) -> None:
+def test_what_cannot_be_is_refused(window: int, alpha: Rates, waits: Waits, guess: float | None) -> None:
     with pytest.raises(BadInput):
         token_s(window, alpha, waits, 1, guess)

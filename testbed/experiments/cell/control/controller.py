@@ -86,7 +86,7 @@ class JointController:
         self._tallies: Sequence[UeTally] = ()
 
     async def run(self, tallies: Sequence[UeTally]) -> None:
-        """Decide until cancelled; changes of windows are counted in the tallies of the UEs."""
+        """Decide until cancelled; changes of windows, protocols and θ are counted in the tallies of the UEs."""
         changed = asyncio.Event()
         self._tallies, self._estimates.changed = tallies, changed.set
         while True:
@@ -186,7 +186,7 @@ class JointController:
         return [(kind, threshold) for kind in kinds for threshold in levels]
 
     def _current(self, number: int, ue: UeEstimates) -> tuple[int, int] | None:
-        """Mode and window of a UE until now; None: neither was decided."""
+        """Mode and window of a UE until now; None: nothing was decided."""
         if ue.window is None and not ue.mode and ue.threshold is None:
             return None
         group = self._members[number]

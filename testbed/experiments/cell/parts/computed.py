@@ -25,7 +25,7 @@ from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.sections import CellModels
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.deployment.load import LoadUe
-from testbed.experiments.inputs.marks import Mark, marker
+from testbed.experiments.inputs.marks import CODE, Mark, marker
 from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import Profile
 from testbed.experiments.runs.demo import check_demo, judge_of, judging, run_config
@@ -55,6 +55,8 @@ class ComputedPair:
             raise BadInput(f"models decode for at most {MOST_UES} UEs, not {ues}")
         if not ENGINES.choose(config.models.engine).needs_model:
             raise BadInput(f"engine {config.models.engine} has no model: leave `models` out")
+        if config.models.scorer == CODE:
+            raise BadInput("scorer code runs programs that the model wrote, which a cell does not")
         demo = demo_of(config.models, decoding)
         check_demo(demo)
         run = msgspec.structs.replace(run_config(demo), concurrency=ues)
@@ -117,7 +119,7 @@ class ComputedWork:
 
     def __init__(self, pair: ComputedPair, tally: UeTally, exact: bool) -> None:
         self._pair, self._tally, self._exact = pair, tally, exact
-        self._asked, self._answered = deque[Prompt](), deque[Prompt]()
+        self._asked = deque[Prompt]()
 
     def next(self, dice: random.Random) -> tuple[int, int]:
         """Tokens of the next prompt, and of the target's own response to it."""
@@ -127,9 +129,7 @@ class ComputedWork:
 
     def prompt(self, length: int) -> list[int]:
         """Ids of the prompt that was drawn last."""
-        one = self._asked.popleft()
-        self._answered.append(one)
-        return one.ids
+        return self._asked[-1].ids
 
     def seen(self, ids: Sequence[int], record: RequestRecord) -> None:
         """Compare a response, in order of the requests, with the target's own.
@@ -137,7 +137,7 @@ class ComputedWork:
         Raises:
             EngineError: it must be the target's own, and differs.
         """
-        prompt, own = self._answered.popleft(), self._pair.own(ids)
+        prompt, own = self._asked.popleft(), self._pair.own(ids)
         same = record.token_ids == own
         if self._exact and not same:
             raise EngineError("a response differs from the target's own output")
