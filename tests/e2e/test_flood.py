@@ -132,7 +132,7 @@ def test_a_flood_is_borne_and_forgotten() -> None:
             assert sent > 5_000
             assert highest < before + 500
         (_, first, _), (_, second, _) = floods
-        assert second < 1.05 * first  # what the allocator keeps of a flood, the next one uses again
+        assert second < 1.15 * first  # what the allocator keeps of a flood, the next one uses again
 
 
 def pour(connected: socket.socket, piece: bytes, most_bytes: int) -> int:

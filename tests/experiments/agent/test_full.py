@@ -118,7 +118,8 @@ def test_an_end_that_cannot_be_written_is_kept_in_memory_and_written_later(runni
     assert running.ask(probing("second", 1.0)).state == "waiting"
     running.until(lambda: running.written("second"))
     log = (running.workdir.parent / "log").read_text()
-    assert log.count(LATER) == (what == resource.RLIMIT_NOFILE)  # otherwise the log, a file, cannot be written either
+    told = log.count(LATER)  # a full disk may leave no room for the log, a file, either
+    assert told == 1 if what == resource.RLIMIT_NOFILE else told <= 1
     assert log.count("the ends of all orders are written") == 1
 
 

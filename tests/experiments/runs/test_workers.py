@@ -14,7 +14,7 @@ from testbed.experiments.runs.workers import pool_of
 
 def test_a_stopped_process_does_not_hold_up_an_interrupted_command() -> None:
     """SIGTERM does not reach it: the command waited for it, and a second interrupt had no effect."""
-    ended_s = list[float]()
+    ended_s, others = list[float](), set(multiprocessing.active_children())
 
     def command() -> None:
         with pool_of(2, "killed") as pool:
@@ -25,4 +25,4 @@ def test_a_stopped_process_does_not_hold_up_an_interrupted_command() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         command()
-    assert time.monotonic() < ended_s[0] and not multiprocessing.active_children()
+    assert time.monotonic() < ended_s[0] and set(multiprocessing.active_children()) <= others
