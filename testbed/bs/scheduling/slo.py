@@ -107,8 +107,8 @@ class Slo(Scheduler):
     worths: Mapping[bytes, float] = field(default_factory=dict)
     """Worth of a token of each UE, relative to others, by which utilities are multiplied; UEs that it lacks: 1."""
     own_tokens: int | None = None
-    """`Pending.weight` up to which the requests of one UE without a guarantee are taken while other UEs have rounds.
-    Its first one always is, of a prompt a piece of so many new tokens. None: there is no such bound."""
+    """Largest sum of `Pending.weight` that one UE's requests without a guarantee have in a pass while other UEs have
+    rounds. The first request is always taken; of a prompt, a piece of this many new tokens is. None: no bound."""
     heard: Heard = ()
 
     def __post_init__(self) -> None:

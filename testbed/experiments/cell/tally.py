@@ -85,8 +85,8 @@ class UeTally:
         began earlier, was due and has not ended by the end of the time counts as late: who is never served begins no
         others."""
         self.same, self.marks = list[bool](), list[tuple[bool, bool]]()
-        """Of responses that models decoded: whether each is the target's own, and whether its answer and that of the
-        target's own are right."""
+        """For each response that models decoded: whether it equals the target's own; whether its answer, and the answer
+        of the target's own, are right."""
         self._deadlines: tuple[float, float] | None = None
         """Time from which the tokens of the response in progress are due, and their speed; None: never."""
         self._committed = 0

@@ -36,19 +36,26 @@ def stop_all(processes: Sequence[BaseProcess]) -> None:
     their end, it is killed. They are closed, which ends those of which nothing is known any more, since that server was
     killed.
     """
-    running = [process for process in processes if process.is_alive()]
-    for process in running:
+    for process in end_all([process for process in processes if process.is_alive()]):
+        _kill_server(process)
+    for process in processes:
+        with contextlib.suppress(ValueError):  # still running
+            process.close()
+
+
+def end_all(processes: Sequence[BaseProcess]) -> list[BaseProcess]:
+    """Ask running processes to end, and kill those that have not within `STOP_S`; returns these."""
+    killed = []
+    for process in processes:
         process.terminate()
     until_s = time.monotonic() + STOP_S
-    for process in running:
+    for process in processes:
         process.join(max(0.0, until_s - time.monotonic()))
         if process.is_alive():
             process.kill()
             process.join(STOP_S)
-            _kill_server(process)
-    for process in processes:
-        with contextlib.suppress(ValueError):  # still running
-            process.close()
+            killed.append(process)
+    return killed
 
 
 def _kill_server(process: BaseProcess) -> None:

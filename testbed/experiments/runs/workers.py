@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from testbed.errors import BadInput, EngineError
+from testbed.experiments.runs.forked import end_all
 from testbed.process.interrupts import as_worker
 
 LOCAL, RAY = "local", "ray"
 EXECUTORS = (LOCAL, RAY)
-GRACE_S = 5.0
-"""Time that processes have to end after SIGTERM; SIGKILL follows."""
 STARTS = 3
 """Attempts to start a local cluster: Ray's start-up timeout of 30 s can be too short on a busy machine."""
 
@@ -43,24 +40,12 @@ def pool_of(
         yield pool
     except BaseException as exc:
         pool.shutdown(wait=False, cancel_futures=True)
-        _end(multiprocessing.active_children())
+        end_all(multiprocessing.active_children())
         if isinstance(exc, BrokenProcessPool):
             raise EngineError(killed) from exc
         raise
     finally:
         pool.shutdown()
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    """End processes at once, also those that are stopped."""
-    for process in processes:
-        process.terminate()
-    until_s = time.monotonic() + GRACE_S
-    for process in processes:
-        process.join(max(0.0, until_s - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
 
 
 def _begin(parent: int, begin: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:
