@@ -23,7 +23,7 @@ import msgspec
 
 from testbed.channel.radio.config import RadioConfig
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.csv_file import write_csv

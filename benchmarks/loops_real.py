@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.parts.counting import CellRun
-from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.results.csv_file import write_csv
 from testbed.intervals import paired_interval

@@ -10,7 +10,7 @@ import msgspec
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.parts.counting import CellRun
-from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.rows import document, ue_rows
 from testbed.experiments.cell.run import Told, run_cell, untold
 from testbed.experiments.cell.several.workers import Spread

@@ -18,7 +18,7 @@ from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup
 from testbed.experiments.cell.grid.sustain import SustainConfig
 from testbed.experiments.cell.parts import computed
 from testbed.experiments.cell.parts.computed import ComputedWork
-from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.cell.sections import CellModels
 from testbed.experiments.inputs.pair import target_for

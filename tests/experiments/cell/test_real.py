@@ -19,11 +19,11 @@ from testbed.channel.radio.config import RadioConfig, TraceSource
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import BadInput, EngineError
-from testbed.experiments.cell import real, real_processes
 from testbed.experiments.cell.config import CellBs, CellConfig, CellControl, UeGroup, UePower
-from testbed.experiments.cell.parts.relayed import RelayedPorts
-from testbed.experiments.cell.real import run_cell_really
-from testbed.experiments.cell.real_processes import run_radio
+from testbed.experiments.cell.real import radio, run
+from testbed.experiments.cell.real.radio import run_radio
+from testbed.experiments.cell.real.relayed import RelayedPorts
+from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.inputs.state import ASSUMED_MBPS
@@ -91,7 +91,7 @@ def test_a_process_that_dies_ends_the_run_at_once(dead: str) -> None:
         process.start()
     try:
         with pytest.raises(EngineError, match=f"{dead} ended with exit code 3"):
-            real._wait(processes[0], processes[1:], time.monotonic() + 15)
+            run._wait(processes[0], processes[1:], time.monotonic() + 15)
     finally:
         for process in processes:
             process.terminate()
@@ -104,12 +104,12 @@ def test_a_process_that_dies_ends_the_run_at_once(dead: str) -> None:
 )  # fmt: skip
 def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first two were waited for at Python's exit, for ever; the last left results."""
-    receive, wait_for = real._received, real._wait
+    receive, wait_for = run._received, run._wait
     waits: list[float] = []
 
     def received(line: Connection, timeout_s: float) -> Any:
         found = receive(line, timeout_s)
-        monkeypatch.setattr(real, "STOPPING_S", 2.0)  # not before: a process may take long to start
+        monkeypatch.setattr(run, "STOPPING_S", 2.0)  # not before: a process may take long to start
         return found
 
     def wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float, tick: Callable[[], object]) -> None:
@@ -119,9 +119,9 @@ def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeyp
             os.kill(pids[stopped] or 0, signal.SIGSTOP)
         wait_for(radio, ues, until_s, tick)
 
-    monkeypatch.setattr(real, "_received", received)
-    monkeypatch.setattr(real, "_wait", wait)
-    monkeypatch.setattr(real_processes, "LEAD_S", 0.5)
+    monkeypatch.setattr(run, "_received", received)
+    monkeypatch.setattr(run, "_wait", wait)
+    monkeypatch.setattr(radio, "LEAD_S", 0.5)
     monkeypatch.setattr(children, "STOP_S", 1.0)
     cell = CellConfig(seconds=2.0, warmup_s=0.5, ues=(UeGroup(name="a", count=2, response=(5, 15)),))
     try:
@@ -138,7 +138,7 @@ def test_a_process_that_stood_still_is_told_of(
     stopped: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run ended as any other."""
-    wait_for, waits = real._wait, list[float]()
+    wait_for, waits = run._wait, list[float]()
 
     def wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float, tick: Callable[[], object]) -> None:
         waits.append(until_s)
@@ -149,8 +149,8 @@ def test_a_process_that_stood_still_is_told_of(
             os.kill(pids[stopped] or 0, signal.SIGCONT)
         wait_for(radio, ues, until_s, tick)
 
-    monkeypatch.setattr(real, "_wait", wait)
-    monkeypatch.setattr(real_processes, "LEAD_S", 0.5)
+    monkeypatch.setattr(run, "_wait", wait)
+    monkeypatch.setattr(radio, "LEAD_S", 0.5)
     run_cell_really(CellConfig(seconds=4.0, warmup_s=0.5, ues=(UeGroup(name="a", response=(5, 15)),)))
     (line,) = (one.getMessage() for one in caplog.records if "stood still" in one.getMessage())
     told, _, after = line.partition(" stood still for ")
@@ -175,7 +175,7 @@ def test_the_wait_ends_with_the_last_ue() -> None:
         process.start()
     try:
         until_s = time.monotonic() + 15
-        real._wait(processes[0], processes[1:], until_s)
+        run._wait(processes[0], processes[1:], until_s)
         assert time.monotonic() < until_s and processes[0].is_alive() and not processes[2].is_alive()
     finally:
         processes[0].terminate()

@@ -16,7 +16,7 @@ from testbed.errors import BadInput
 from testbed.experiments.cell import run as cells
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.parts import decoding
-from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.recorded import RecordedWork, ReplayingDrafter, traffic_language
 from testbed.experiments.cell.rows import document
 from testbed.experiments.deployment.traffic_ue import SYNTHETIC, VOCAB

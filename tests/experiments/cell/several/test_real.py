@@ -18,7 +18,7 @@ from testbed.channel.radio.model import ModelSource
 from testbed.clock import WallClock
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.real import run_cell_really
+from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.cell.several.moving import MovingClient

@@ -26,10 +26,10 @@ from testbed.clock import WallClock
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
-from testbed.experiments.cell.parts import standstill
 from testbed.experiments.cell.parts.counting import CellRun, SiteRun, direction_slots, grouped
-from testbed.experiments.cell.real_processes import RadioReport, UeReport, lead_s, run_radio, tally_of
-from testbed.experiments.cell.real_ue import CellUeOrder, answer_together, run_ue
+from testbed.experiments.cell.real import standstill
+from testbed.experiments.cell.real.radio import RadioReport, UeReport, lead_s, run_radio, tally_of
+from testbed.experiments.cell.real.ue import CellUeOrder, answer_together, run_ue
 from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.run import Told, untold
 from testbed.experiments.cell.several.channels import network_channels

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from testbed.channel.proxy import Proxy
 from testbed.channel.radio.mac import RadioCell
-from testbed.experiments.cell.parts.relayed import RelayedWays
+from testbed.experiments.cell.real.relayed import RelayedWays
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.several.ue import RoamingPorts
 from testbed.experiments.cell.stations import Migration

@@ -21,10 +21,10 @@ from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
-from testbed.experiments.cell.parts.relayed import RelayedCell, RelayedWays
-from testbed.experiments.cell.parts.standstill import Heartbeat
+from testbed.experiments.cell.real.relayed import RelayedCell, RelayedWays
+from testbed.experiments.cell.real.roaming import RelayedUe, SendingUe
+from testbed.experiments.cell.real.standstill import Heartbeat
 from testbed.experiments.cell.several.channels import network_channels, radio_cell
-from testbed.experiments.cell.several.relayed import RelayedUe, SendingUe
 from testbed.experiments.cell.several.roaming import Roamer, Roaming
 from testbed.experiments.cell.several.tally import Moves, RoamingTally
 from testbed.experiments.cell.several.ue import RoamingPort

@@ -20,7 +20,7 @@ from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.parts.drafts import Agreement, RealDrafter
 from testbed.experiments.cell.planning import ue_name
-from testbed.experiments.cell.real_processes import UeReport, tally_of
+from testbed.experiments.cell.real.radio import UeReport, tally_of
 from testbed.experiments.cell.recorded import RecordedWork, real_replay, recording_of
 from testbed.experiments.cell.several.moving import MovingClient
 from testbed.experiments.cell.several.tally import RoamingTally
