@@ -36,6 +36,9 @@ class ProfilePace:
         ahead: tokens drafted in every window beyond those that are sent.
         factor: multiplies all times.
         computed: called with the time of every step, in seconds, also of one that was broken off.
+
+    Attributes:
+        late_s: time by which steps of a real drafter took longer than the profile's.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class ProfilePace:
         computed: Callable[[float], None] = lambda seconds: None,
     ) -> None:  # fmt: skip
         self._profile, self._clock, self._ahead, self._ended_s = profile, clock, ahead, -math.inf
-        self._factor, self._computed = factor, computed
+        self._factor, self._computed, self.late_s = factor, computed, 0.0
 
     def _draft(self) -> DraftCost:
         hot = self._profile.hot
@@ -66,6 +69,7 @@ class ProfilePace:
         await self._last(seconds, begun_s)
 
     async def _last(self, seconds: float, begun_s: float) -> None:
+        self.late_s += max(0.0, self._clock.time() - begun_s - self._factor * seconds)
         try:
             await lasted(self._clock, self._factor * seconds, begun_s)
         finally:

@@ -13,12 +13,13 @@ from testbed.bs.judging.head import HeadJudge
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.spec import parse_channel
 from testbed.config import DemoConfig
-from testbed.errors import BadInput
+from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellBs, CellConfig, UeGroup
 from testbed.experiments.cell.grid.sustain import SustainConfig
-from testbed.experiments.cell.parts import computed
-from testbed.experiments.cell.parts.computed import ComputedWork
+from testbed.experiments.cell.parts.computed import ComputedPair
+from testbed.experiments.cell.parts.tasks import PairTasks, UeTasks
 from testbed.experiments.cell.real.run import run_cell_really
+from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.cell.sections import CellModels
 from testbed.experiments.inputs.pair import target_for
@@ -44,13 +45,13 @@ def cell(*groups: UeGroup, models: CellModels = MODELS, **more: Any) -> CellConf
 def outputs(config: CellConfig, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[tuple[int, ...]]]:
     """The different responses to each prompt in a cell."""
     found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
-    seen = ComputedWork.seen
+    seen = UeTasks.seen
 
-    def kept(self: ComputedWork, ids: Any, record: Any) -> None:
+    def kept(self: UeTasks, ids: Any, record: Any) -> None:
         found.setdefault(tuple(ids), set()).add(tuple(record.token_ids))
         seen(self, ids, record)
 
-    monkeypatch.setattr(ComputedWork, "seen", kept)
+    monkeypatch.setattr(UeTasks, "seen", kept)
     run_cell(config)
     return found
 
@@ -118,7 +119,7 @@ def test_responses_are_the_targets_own_without_a_threshold(more: dict[str, Any])
 
 
 def test_a_response_that_is_not_the_targets_own_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computed.ComputedPair, "exact", lambda self, group: True)
+    monkeypatch.setattr(PairTasks, "exact", lambda self, group: True)
     with pytest.raises(Exception, match="differs from the target's own output"):
         run_cell(cell(JUDGED))
 
@@ -162,6 +163,29 @@ def test_the_time_of_the_head_is_that_of_the_profile_of_the_base_station(tmp_pat
     assert 0.02 < slow["latency_s"] - fast["latency_s"] < 0.5
 
 
+def test_processes_decode_with_the_models_of_virtual_time() -> None:
+    """A drafter in each process, the target and its head in the base station's; hidden states are as large as the
+    profile's. Times depend on the machine.
+    """
+    config = cell(JUDGED, STRICT, seconds=12.0, warmup_s=2.0)
+    real = {row["group"]: row for row in document(config, run_cell_really(config))["rows"]}
+    virtual = rows(config)
+    assert real["strict"]["same_share"] == 1 and real["strict"]["accuracy_lost"] == 0
+    assert real["judged"]["same_share"] < 1 and real["judged"]["kept_share"] == pytest.approx(
+        virtual["judged"]["kept_share"], rel=0.5
+    )
+    assert real["judged"]["acceptance_cond"] > real["strict"]["acceptance_cond"] + 0.03
+    assert min(real[name]["responses"] for name in real) > 0
+    sent = [one["judged"]["uplink_bytes"] / one["judged"]["goodput_tps"] for one in (real, virtual)]
+    assert sent[0] == pytest.approx(sent[1], rel=0.4)  # rounds that straddle the ends
+
+
+def test_a_process_whose_responses_are_not_the_targets_own_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ComputedPair, "own_outputs", lambda self: [[0]] * PROMPTS)
+    with pytest.raises(EngineError, match="responses differ from the target's own output"):
+        run_cell_really(cell(STRICT, seconds=8.0))
+
+
 STATIONS = [{"name": name, "at_m": [at, 0]} for name, at in (("a", 0), ("b", 100))]
 
 
@@ -182,9 +206,7 @@ def test_what_does_not_go_with_models_is_refused(groups: Any, more: dict[str, An
         msgspec.convert({"ues": named, "models": {}, **more}, CellConfig)
 
 
-def test_models_run_in_virtual_time_for_at_most_64_ues_and_are_not_searched() -> None:
-    with pytest.raises(BadInput, match="models and plans are for virtual time alone"):
-        run_cell_really(cell(STRICT))
+def test_models_decode_for_at_most_64_ues_and_are_not_searched() -> None:
     with pytest.raises(BadInput, match="at most 64 UEs, not 65"):
         run_cell(cell(msgspec.structs.replace(STRICT, count=65)))
     with pytest.raises(BadInput, match="not searched"):

@@ -13,8 +13,9 @@ from testbed.clock import Clock
 from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.csi import with_handshakes
-from testbed.experiments.cell.parts.computed import ComputedPair, ComputedWork
+from testbed.experiments.cell.parts.computed import ComputedPair
 from testbed.experiments.cell.parts.drafts import Agreement, VirtualDrafter
+from testbed.experiments.cell.parts.tasks import UeTasks
 from testbed.experiments.cell.recorded import RecordedWork, recording_of, trained_policy, virtual_replay
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, streams_of
@@ -39,6 +40,13 @@ def _same(prompt: Sequence[int], record: RequestRecord) -> None:
     """Compare a response with the target's own tokens."""
     end = len(prompt) + len(record.token_ids)
     if LANGUAGE[len(prompt) : end].tolist() != list(record.token_ids):
+        raise EngineError("a response differs from the target's own output")
+
+
+def _compared(tasks: UeTasks, prompt: Sequence[int], record: RequestRecord) -> None:
+    """Compare a response with the target's own, and with the scorer."""
+    tasks.seen(prompt, record)
+    if tasks.lossy:
         raise EngineError("a response differs from the target's own output")
 
 
@@ -107,8 +115,9 @@ class DecodingUes:
     def _requests(self, group: UeGroup, work: RecordedWork | None, tally: UeTally) -> Requests:
         """Requests of a UE."""
         if self._pair is not None:
-            computed = ComputedWork(self._pair, tally, self._pair.exact(group))
-            return Requests(computed.prompt, computed.next, computed.seen)
+            tasks = self._pair.tasks
+            computed = UeTasks(tasks, tally, tasks.exact(group))
+            return Requests(computed.prompt, computed.next, partial(_compared, computed))
         lengths = drawn_lengths(group) if work is None else work.next
         return Requests(lambda length: LANGUAGE[:length].tolist(), lengths, _same if group.lossless else _unseen)
 

@@ -1,4 +1,4 @@
-"""Process of the radio of `testbed cell run --real`, and what processes report."""
+"""Process of the radio of `testbed cell run --real`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import msgspec
 
 from testbed.bs.control.client import ControlledStation
 from testbed.channel.emulate import endpoint
@@ -21,14 +19,15 @@ from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
+from testbed.experiments.cell.real.distortions import Heartbeat
 from testbed.experiments.cell.real.relayed import RelayedCell, RelayedWays
+from testbed.experiments.cell.real.reports import RadioReport, RelayedWork
 from testbed.experiments.cell.real.roaming import RelayedUe, SendingUe
-from testbed.experiments.cell.real.standstill import Heartbeat
 from testbed.experiments.cell.several.channels import network_channels, radio_cell
 from testbed.experiments.cell.several.roaming import Roamer, Roaming
-from testbed.experiments.cell.several.tally import Moves, RoamingTally
+from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.several.ue import RoamingPort
-from testbed.experiments.cell.tally import Counted, ResponseSums, UeTally
+from testbed.experiments.cell.tally import Counted, UeTally
 from testbed.experiments.cell.ue import dice_of, send_bytes
 from testbed.process.interrupts import as_child
 from testbed.tasks import beside, together
@@ -36,89 +35,8 @@ from testbed.tasks import beside, together
 HOST = "127.0.0.1"
 LATE_S = 5.0
 """How late the slots of a radio that cannot keep up may be."""
-LEAD_S, EACH_S = 3.0, 0.3
-"""Time until the start, and more for each UE process."""
-
-
-class UeReport(msgspec.Struct):
-    """What one UE counted."""
-
-    bytes_up: float
-    bytes_down: float
-    sent: int
-    delays_s: list[float]
-    tokens: int
-    busy_s: dict[str, float]
-    latencies_s: list[float]
-    judged: int
-    violated: int
-    rounds: int = 0
-    drafted: int = 0
-    air_s: tuple[float, float] = (0.0, 0.0)
-    band_s: tuple[float, float] = (0.0, 0.0)
-    accepted: int = 0
-    rejected: int = 0
-    answered: ResponseSums = msgspec.field(default_factory=ResponseSums)
-    csi_error_db: float = 0.0
-    csi_known: int = 0
-    looked_ahead: int = 0
-    drafted_ahead: int = 0
-    void: int = 0
-    computed_s: float = 0.0
-    protocols: dict[str, int] = msgspec.field(default_factory=dict)
-    switches: int = 0
-    lossy: int = 0
-    """Responses that differ from the target's own."""
-    moves: Moves | None = None
-    """Of a UE among several cells."""
-
-    @classmethod
-    def of(cls, tally: UeTally, lossy: int = 0) -> UeReport:
-        """The counters of a tally."""
-        return cls(
-            tally.bytes[True], tally.bytes[False], tally.sent, tally.delays_s, tally.tokens, tally.busy_s,
-            tally.latencies_s, tally.judged, tally.violated, tally.rounds, tally.drafted,
-            (tally.air_s[True], tally.air_s[False]), (tally.band_s[True], tally.band_s[False]), tally.accepted,
-            tally.rejected, tally.answered, tally.csi_error_db, tally.csi_known,
-            tally.looked_ahead, tally.drafted_ahead, tally.void, tally.computed_s, tally.protocols, tally.switches,
-            lossy, tally.moves if isinstance(tally, RoamingTally) else None,
-        )  # fmt: skip
-
-    def restore(self, tally: UeTally) -> UeTally:
-        """Put the counters into a tally."""
-        tally.bytes = {True: self.bytes_up, False: self.bytes_down}
-        tally.sent, tally.delays_s, tally.tokens, tally.busy_s = self.sent, self.delays_s, self.tokens, self.busy_s
-        tally.latencies_s, tally.judged, tally.violated = self.latencies_s, self.judged, self.violated
-        tally.rounds, tally.drafted = self.rounds, self.drafted
-        tally.accepted, tally.rejected, tally.answered = self.accepted, self.rejected, self.answered
-        tally.csi_error_db, tally.csi_known, tally.computed_s = self.csi_error_db, self.csi_known, self.computed_s
-        tally.looked_ahead, tally.drafted_ahead, tally.void = self.looked_ahead, self.drafted_ahead, self.void
-        tally.protocols.update(self.protocols)
-        tally.switches = self.switches
-        for there, (up, down) in ((tally.air_s, self.air_s), (tally.band_s, self.band_s)):
-            there.update({True: up, False: down})
-        if self.moves is not None and isinstance(tally, RoamingTally):
-            tally.restore(self.moves)
-        return tally
-
-
-class RadioReport(msgspec.Struct):
-    """What the process of the radio counted."""
-
-    used: list[tuple[float, float]]
-    """Of each cell: sums of shares of the bandwidth in use after the warm-up, up and down."""
-    carried: dict[int, tuple[float, float]]
-    """Bytes that each decoding UE sent and received after the warm-up."""
-    air_s: dict[int, tuple[float, float]]
-    """Time of the slots in which each decoding UE sent and received after the warm-up."""
-    band_s: dict[int, tuple[float, float]]
-    """The same, times its shares of the bandwidth."""
-    senders: dict[int, UeReport]
-    """Reports of UEs that send bytes."""
-    switches: dict[int, int]
-    """Changes of windows and protocols by the controller of the cell after the warm-up, by decoding UE."""
-    still_s: float = 0.0
-    """Longest standstill of its event loop after the warm-up."""
+LEAD_S, EACH_S, EACH_LOADING_S = 3.0, 0.3, 1.5
+"""Time until the start, and more for each UE process; if it loads a drafter, the latter."""
 
 
 def tally_of(config: CellConfig, clock: Clock, from_s: float, to_s: float) -> UeTally:
@@ -128,7 +46,8 @@ def tally_of(config: CellConfig, clock: Clock, from_s: float, to_s: float) -> Ue
 
 def lead_s(config: CellConfig) -> float:
     """Time from the first slot to the start, in which the processes of the UEs begin."""
-    return LEAD_S + EACH_S * sum(group.count for group in config.ues if group.traffic == "tokens")
+    each_s = EACH_S if config.models is None else EACH_LOADING_S
+    return LEAD_S + each_s * sum(group.count for group in config.ues if group.traffic == "tokens")
 
 
 def run_radio(
@@ -163,6 +82,13 @@ class _RadioCounts(NamedTuple):
     """Bytes by decoding UE."""
     times: dict[int, tuple[float, float, float, float]]
     """See `RelayedWays.times`."""
+
+
+def _relayed(before: _RadioCounts, after: _RadioCounts, ue: int, switches: int) -> RelayedWork:
+    """What a decoding UE did between two times."""
+    up, down = (end - start for start, end in zip(before.moved[ue], after.moved[ue], strict=True))
+    spent = [end - start for start, end in zip(before.times[ue], after.times[ue], strict=True)]
+    return RelayedWork((up, down), (spent[0], spent[1]), (spent[2], spent[3]), switches)
 
 
 class _Radio:
@@ -235,16 +161,10 @@ class _Radio:
         if self._controlled is not None:
             beside_it.append(self._control(tallies, self._controlled))
         before, after = await beside(beside_it, self._seen((from_s, to_s)))
-        spent = {
-            n: [end - start for start, end in zip(before.times[n], after.times[n], strict=True)] for n in self._ways
-        }
         return RadioReport(
             used=[(up - up0, down - down0) for (up0, down0), (up, down) in zip(before.used, after.used, strict=True)],
-            carried={n: (up - before.moved[n][0], down - before.moved[n][1]) for n, (up, down) in after.moved.items()},
-            air_s={n: (up, down) for n, (up, down, _, _) in spent.items()},
-            band_s={n: (up, down) for n, (_, _, up, down) in spent.items()},
-            senders={n: UeReport.of(tallies[n]) for n in sending},
-            switches={n: tallies[n].switches for n in self._ways},
+            relayed={n: _relayed(before, after, n, tallies[n].switches) for n in self._ways},
+            senders={n: tallies[n] for n in sending},
             still_s=heart.still_s,
         )
 

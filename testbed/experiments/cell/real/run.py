@@ -10,74 +10,63 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from testbed.bs.scheduling.registry import SCHEDULERS
-from testbed.bs.scheduling.window_hints import ON
-from testbed.channel.radio.sharing import RADIO_SCHEDULERS
-from testbed.clock import WallClock
-from testbed.config import ServeConfig
-from testbed.errors import BadInput, EngineError
-from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
+from testbed.errors import EngineError
+from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.parts.computed import computed_pair
 from testbed.experiments.cell.parts.counting import CellRun, SiteRun, direction_slots, grouped
-from testbed.experiments.cell.real import standstill
-from testbed.experiments.cell.real.radio import RadioReport, UeReport, lead_s, run_radio, tally_of
+from testbed.experiments.cell.real import distortions
+from testbed.experiments.cell.real.radio import lead_s, run_radio
+from testbed.experiments.cell.real.reports import RadioReport, UeReport
+from testbed.experiments.cell.real.stations import CONTROLLER, METRICS_S, check, serving, stations_of
 from testbed.experiments.cell.real.ue import CellUeOrder, answer_together, run_ue
-from testbed.experiments.cell.recorded import recording_of
+from testbed.experiments.cell.real.work import write_own
 from testbed.experiments.cell.run import Told, untold
-from testbed.experiments.cell.several.channels import network_channels
-from testbed.experiments.inputs.profile import load_profile
-from testbed.experiments.inputs.state import NONE
 from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
-from testbed.ue.windows.registry import WINDOW_RULES
 
-MOST_REAL_UES = 64
 STOPPING_S = 30.0
-METRICS_S = 0.1
-CONTROLLER = "controller"
+OWN = "own.msgpack"
 Counters = dict[str, Any]
 
 
 def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
-    """Run a cell in real time. Tokens are synthetic; passes last as long as the profile says.
+    """Run a cell in real time. Tokens are synthetic, or those of `models`; passes last as long as the profile says.
 
     Args:
         told: called with the seconds that have passed and those of the run.
 
     Raises:
-        BadInput: too many UEs for processes, an unknown profile, or channels that cannot be computed.
+        BadInput: too many UEs for processes, an unknown profile, or models or channels that cannot be computed.
         TestbedError: a process died, or a response differs from the target's own.
     """
     members = [group for group in config.ues for _ in range(group.count)]
     decoding = {number: group for number, group in enumerate(members) if group.traffic == "tokens"}
-    _check(config, decoding)
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stations:
+    check(config, decoding)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
         directory = Path(name)
+        own = _own_outputs(config, directory)
         servings = [
-            (stations.enter_context(base_station(_serving(config, profile, metrics)))["bind"], metrics)
-            for profile, metrics in _stations(config, directory)
+            (held.enter_context(base_station(serving(config, profile, metrics)))["bind"], metrics)
+            for profile, metrics in stations_of(config, directory)
         ]
-        radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, told)
-        standstill.warn(radio.still_s, _still_s([metrics for _, metrics in servings], counted))
+        radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, own, told)
+        distortions.warn_still(radio.still_s, _still_s([metrics for _, metrics in servings], counted))
     if lossy := sum(report.lossy for report in reports.values()):
         raise EngineError(f"{lossy} responses differ from the target's own output")
-    for number, (up, down) in radio.carried.items():
-        reports[number].bytes_up, reports[number].bytes_down = up, down
-        reports[number].air_s, reports[number].band_s = radio.air_s[number], radio.band_s[number]
-        reports[number].switches = radio.switches[number]
-    everyone = radio.senders | reports
-    tallies = [everyone[number].restore(tally_of(config, WallClock(), 0, 0)) for number in range(len(members))]
+    _warn(config, reports.values(), counted)
+    tallies = radio.senders | {number: report.tally for number, report in reports.items()}
+    for number, work in radio.relayed.items():
+        work.put(tallies[number])
     sites = _sites(config, radio, counted)
     return CellRun(
-        groups=grouped(config, tallies),
+        groups=grouped(config, [tallies[number] for number in range(len(members))]),
         uplink=sum(site.uplink for site in sites) / len(sites),
         downlink=sum(site.downlink for site in sites) / len(sites),
         passes=sum(site.passes for site in sites),
@@ -87,10 +76,25 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
     )
 
 
-def _stations(config: CellConfig, directory: Path) -> list[tuple[str, Path]]:
-    """Profile and metrics file of each base station; without sectors, it has one cell."""
-    stations = [None] if config.cells is None else [station.profile for station in config.cells.stations]
-    return [(profile or config.bs.profile, directory / f"bs-{n}.jsonl") for n, profile in enumerate(stations)]
+def _own_outputs(config: CellConfig, directory: Path) -> Path | None:
+    """File of the target's own responses, which UEs compare with; None: tokens are synthetic."""
+    with computed_pair(config) as pair:
+        if pair is None:
+            return None
+        write_own(pair.own_outputs(), directory / OWN)
+    return directory / OWN
+
+
+def _warn(config: CellConfig, reports: Iterable[UeReport], counted: Sequence[Sequence[Counters]]) -> None:
+    """Log what distorts the times of UEs and of passes."""
+    found = list(reports)
+    distortions.warn_late([report.ready_s for report in found], config.warmup_s)
+    distortions.warn_slow(
+        "drafters", sum(report.late_s for report in found), sum(report.tally.computed_s for report in found)
+    )
+    for before, after in zip(*counted, strict=True):
+        late_s = after["pace"]["late_s"] - before["pace"]["late_s"]
+        distortions.warn_slow("passes", late_s, after["busy_s"] - before["busy_s"])
 
 
 def _sites(config: CellConfig, radio: RadioReport, counted: Sequence[Sequence[Counters]]) -> list[SiteRun]:
@@ -110,72 +114,18 @@ def _sites(config: CellConfig, radio: RadioReport, counted: Sequence[Sequence[Co
 def _still_s(files: Sequence[Path], counted: Sequence[Sequence[Counters]]) -> list[float]:
     """Longest standstill of each base station after the warm-up."""
     return [
-        standstill.metrics_still_s(metrics, METRICS_S, before["t_s"], after["t_s"])
+        distortions.metrics_still_s(metrics, METRICS_S, before["t_s"], after["t_s"])
         for metrics, before, after in zip(files, *counted, strict=True)
     ]
 
 
-def _check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
-    """Refuse what processes do not have, and what they could not read.
-
-    Raises:
-        BadInput: see `run_cell_really`.
-    """
-    if len(decoding) > MOST_REAL_UES:
-        raise BadInput(f"--real starts a process for each UE: at most {MOST_REAL_UES}, not {len(decoding)}")
-    if RADIO_SCHEDULERS[config.radio.scheduler].deadlines:
-        raise BadInput(
-            f"--real relays bytes without deadlines, which the radio scheduler {config.radio.scheduler} needs"
-        )
-    if config.models is not None or config.bs.plan is not None:
-        raise BadInput("models and plans are for virtual time alone; leave out models, bs.plan or --real")
-    for group in decoding.values():
-        recording_of(group)
-        rule = WINDOW_RULES[group.window_rule]
-        if group.samples:
-            raise BadInput(f"group {group.name}: {group.protocol} samples, whose outputs --real cannot compare")
-        if group.judge_keeps or rule.predictor:
-            raise BadInput(f"group {group.name}: --real has neither a judge that keeps tokens nor predictors")
-    _check_cells(config, decoding.values())
-    profiles = {profile for profile, _ in _stations(config, Path())}
-    for profile in profiles | {group.profile for group in decoding.values()}:
-        load_profile(profile)  # raises here, rather than in a process
-    if config.cells is None:
-        config.radio.air(radio_ues(config), config.seconds, config.seed)
-    else:
-        network_channels(config, config.seconds, lead_s(config))
-
-
-def _check_cells(config: CellConfig, decoding: Collection[UeGroup]) -> None:
-    """Refuse what several cells have in virtual time alone.
-
-    Raises:
-        BadInput: sectors, failures, keys and values that are moved, or channel states.
-    """
-    if config.cells is None:
-        return
-    if any(station.azimuths_deg or station.down_s for station in config.cells.stations):
-        raise BadInput("--real has base stations without sectors, which do not fail; leave out azimuths_deg and down_s")
-    if config.cells.migration.kind != "prefill":
-        raise BadInput("keys and values are moved in virtual time alone; leave out cells.migration or --real")
-    for group in decoding:
-        if group.csi != NONE:
-            raise BadInput(f"group {group.name}: with `cells`, --real knows no channel states; take csi none")
-
-
-def _serving(config: CellConfig, profile: str, metrics: Path) -> ServeConfig:
-    bs, decides = config.bs, config.control.decides
-    hinted = not decides and any(WINDOW_RULES[group.window_rule].hinted for group in config.ues)
-    return ServeConfig(
-        bind="tcp://127.0.0.1:*", engine="synthetic", pace=profile, scheduler=bs.scheduler, max_batch=bs.max_batch,
-        coefficients=profile if SCHEDULERS[bs.scheduler].needs_coefficients or hinted else None, admission=False,
-        window_controller=ON if hinted else None, controller=str(metrics.parent / CONTROLLER) if decides else None,
-        metrics=str(metrics), metrics_interval_s=METRICS_S,
-    )  # fmt: skip
-
-
 def _run_processes(
-    config: CellConfig, servings: Sequence[tuple[str, Path]], decoding: list[int], directory: Path, told: Told
+    config: CellConfig,
+    servings: Sequence[tuple[str, Path]],
+    decoding: list[int],
+    directory: Path,
+    own: Path | None,
+    told: Told,
 ) -> tuple[RadioReport, dict[int, UeReport], list[list[Counters]]]:
     """Start the radio and the UEs; returns their reports, and the counters of all base stations after the warm-up and
     at the end.
@@ -204,7 +154,7 @@ def _run_processes(
         meeting = _Meeting(context, [number for number in decoding if members[number].together])
         paths = {number: directory / f"{number}.json" for number in decoding}
         for number, path in paths.items():
-            order = CellUeOrder(config, number, addresses[number], radio_s, start_s, targets)
+            order = CellUeOrder(config, number, addresses[number], radio_s, start_s, targets, own)
             told_by = notices[number][0] if number in notices else None
             args = (order, path, meeting.theirs.get(number), told_by)
             processes.append(context.Process(target=run_ue, name=f"UE {number}", args=args, daemon=True))
@@ -222,8 +172,7 @@ def _run_processes(
         stop_all(processes)
     if missing := [number for number, path in paths.items() if not path.exists()]:
         raise EngineError(f"{len(missing)} of {len(paths)} UE processes ended without a report")
-    reports = {n: msgspec.json.decode(path.read_bytes(), type=UeReport) for n, path in paths.items()}
-    return found, reports, counters
+    return found, {number: UeReport.read(path) for number, path in paths.items()}, counters
 
 
 class _Meeting:

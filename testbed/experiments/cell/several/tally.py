@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 from testbed.clock import Clock
 from testbed.experiments.cell.tally import UeTally, Watch, unwatched
 from testbed.ue.records import RoundRecord
 
 MIN_STAY_S = 1.0
 """Time of stay below which a handover back to the cell before is a ping-pong (3GPP TR 36.839, section 5.1.2)."""
-
-
-class Moves(msgspec.Struct):
-    """What a `RoamingTally` adds to a `UeTally`, between processes."""
-
-    tokens_at: dict[int, int]
-    arrivals: dict[int, int]
-    ping_pongs: int
-    prefilled_again: dict[int, int]
-    interruptions_s: list[float]
 
 
 class RoamingTally(UeTally):
@@ -64,19 +52,6 @@ class RoamingTally(UeTally):
         if self._left_s is not None:
             self.interruptions_s.append(self._clock.time() - self._left_s)
         self._left_s = None
-
-    @property
-    def moves(self) -> Moves:
-        """What it has counted beside a `UeTally`; base stations of processes do not fail."""
-        return Moves(
-            dict(self.tokens_at), dict(self.arrivals), self.ping_pongs, dict(self.prefilled_again), self.interruptions_s
-        )
-
-    def restore(self, moves: Moves) -> None:
-        """Put these counters in place of its own."""
-        self.tokens_at, self.arrivals = Counter(moves.tokens_at), Counter(moves.arrivals)
-        self.ping_pongs, self.prefilled_again = moves.ping_pongs, Counter(moves.prefilled_again)
-        self.interruptions_s = moves.interruptions_s
 
     def left(self, decoding: bool) -> None:
         """The UE leaves its base station, within a response or not."""

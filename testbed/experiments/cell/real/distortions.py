@@ -1,4 +1,6 @@
-"""Processes of `cell run --real` that stood still during the run, as when they or the machine were suspended."""
+"""What distorts the times of a run with processes, and is warned of: processes that stood still, as when they or the
+machine were suspended, that were late, or whose models are slower than the profiles.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from testbed.clock import Clock
 LOG = logging.getLogger(__name__)
 BEAT_S = 0.1
 """Time between two beats of a process that runs."""
-TOLD_S = 1.0
-"""Standstill from which a run is warned of."""
+TOLD_S, TOLD_SHARE = 1.0, 0.02
+"""Standstill, and share of passes' or drafters' times by which they took longer, from which a run is warned of."""
 
 
 class Heartbeat:
@@ -50,9 +52,26 @@ def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float
     return max((after - before - interval_s for before, after in pairwise(within)), default=0.0)
 
 
-def warn(radio_s: float, stations_s: Sequence[float]) -> None:
+def warn_still(radio_s: float, stations_s: Sequence[float]) -> None:
     """Log the standstills of the radio and of each base station that distort a run."""
     names = ["the base station"] if len(stations_s) == 1 else [f"base station {n}" for n in range(len(stations_s))]
     for name, still_s in [("the radio", radio_s), *zip(names, stations_s, strict=True)]:
         if still_s > TOLD_S:
             LOG.warning("%s stood still for %.1f s during the run; its rates and times include that", name, still_s)
+
+
+def warn_slow(name: str, late_s: float, all_s: float) -> None:
+    """Log what passes or drafters took longer than the profiles say, out of all their time, if that distorts a run."""
+    if late_s > TOLD_SHARE * all_s:
+        LOG.warning(
+            "%s took %.1f s longer than the profile's, in %.1f s; rates and times include that", name, late_s, all_s
+        )
+
+
+def warn_late(ready_s: Sequence[float], warmup_s: float) -> None:
+    """Log UEs that were ready after the warm-up; times are from the start."""
+    if late := [one_s for one_s in ready_s if one_s > warmup_s]:
+        LOG.warning(
+            "%d of %d UEs were ready after the warm-up, up to %.1f s after the start; give a longer warmup_s",
+            len(late), len(ready_s), max(late),
+        )  # fmt: skip
