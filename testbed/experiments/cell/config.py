@@ -82,7 +82,7 @@ class UeGroup(Config, frozen=True):
         option("Recorded drafts, a name or file, in place of `alpha`, `prompt` and `response`: those of the prompts."),
     ] = None
     class_tps: Annotated[
-        float | None, option("Guaranteed token speed. Default: none.", above=0, most=1e4, unit="tokens/s")
+        float | None, option("Guaranteed token speed. Default: none.", least=0.001, most=1e4, unit="tokens/s")
     ] = None
     prompt: Annotated[tuple[int, int], option("Prompt length, uniform, ends included.", unit="tokens")] = (50, 250)
     response: Annotated[tuple[int, int], option("Response length, uniform, ends included.", unit="tokens")] = (20, 200)
