@@ -23,7 +23,7 @@ from testbed.experiments.inputs.profile import PassWork, Profile, load_profile
 from testbed.experiments.report.data import RowSource
 from testbed.experiments.results.files import read_requests, read_rounds
 from testbed.experiments.sweep.report import load_all
-from testbed.optim.draft_window.lookahead import Waits, token_s
+from testbed.optim.draft_window.lookahead import Waits, response_s
 from testbed.optim.draft_window.streams import StreamSetting, StreamTimes, stream_token_s
 from testbed.protocols.messages import MOST_JOINING
 from testbed.ue.windows.stream_choice import CHUNKS
@@ -34,7 +34,8 @@ class Measured(NamedTuple):
 
     tokens: int
     seconds: float
-    requests: int
+    lengths: tuple[int, ...]
+    """Tokens of each request."""
     alpha: float
     """Acceptance rate of a drafted token if those before it are accepted."""
     by_position: tuple[float, ...]
@@ -49,7 +50,8 @@ STREAMS = ("stream", "auto, target waits", "auto")
 def measured(part: RowSource) -> Measured:
     """Sums of a point; in streams a miss is a round that made drafted tokens void."""
     requests, rounds = read_requests(part.directory), read_rounds(part.directory)
-    tokens = sum(requests["tokens"].to_pylist())
+    lengths = requests["tokens"].to_pylist()
+    tokens = sum(lengths)
     drafted, accepted, void = (rounds[name].to_pylist() for name in ("drafted", "accepted", "void"))
     if part.row["series"] in STREAMS:
         alpha = 1 - sum(bool(one) for one in void) / tokens
@@ -58,7 +60,7 @@ def measured(part: RowSource) -> Measured:
         alpha = sum(accepted) / max(1, sum(accepted) + misses)
     up = sum(requests["uplink_bytes"].to_pylist()) / len(drafted)
     return Measured(
-        tokens, sum(requests["latency_s"].to_pylist()), requests.num_rows, alpha, _by_position(drafted, accepted), up
+        tokens, sum(requests["latency_s"].to_pylist()), tuple(lengths), alpha, _by_position(drafted, accepted), up
     )
 
 
@@ -79,18 +81,17 @@ def expected_s(row: dict[str, Any], found: Measured, profile: Profile) -> float:
     pass_s = profile.verify.pass_s([PassWork(0, 1, 0)])
     link_s = row["rtt_ms"] / 1e3 + 8 * found.up_bytes / (row["uplink_mbps"] * 1e6)
     if row["series"] == "target-only":
-        return found.tokens * pass_s + found.requests * link_s
+        return found.tokens * pass_s + len(found.lengths) * link_s
     if row["series"] in STREAMS:
-        waits = (True, False) if row["series"] == "auto" else (True,)
-        settings = [StreamSetting(c, a, w) for c in CHUNKS for a in (c, MOST_JOINING * c) for w in waits]
+        waiting = (True, False) if row["series"] == "auto" else (True,)
+        settings = [StreamSetting(c, a, w) for c in CHUNKS for a in (c, MOST_JOINING * c) for w in waiting]
         times = StreamTimes(draft_s, link_s, pass_s)
         best_s = min(stream_token_s(one, found.alpha, times, window) for one in settings)
         alone_s = pass_s if row["series"] == "auto" else best_s
-        return found.tokens * min(best_s, alone_s) + found.requests * link_s
+        return found.tokens * min(best_s, alone_s) + len(found.lengths) * link_s
     verify_s = profile.verify.pass_s([PassWork(window, window + 1, 0)])
-    return found.tokens * token_s(
-        window, found.by_position, Waits(draft_s, link_s + verify_s, verify_s), lookahead or 0
-    )
+    waits = Waits(draft_s, link_s + verify_s, verify_s)
+    return sum(response_s(one, window, found.by_position, waits, lookahead or 0) for one in found.lengths)
 
 
 def main() -> None:

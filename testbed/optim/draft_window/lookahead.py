@@ -21,15 +21,24 @@ window after it is drafted from the verdict. With c_i the probability that windo
 c_{i+1} = p·c_i, or 0 after such a verdict, the mean time per token is Σ (c_i − c_{i+1})·t_i / (E·Σ c_i), by Wald's
 identity. It is never longer than that of lookahead 0.
 
-The model leaves out what a void window costs others and the uplink, the rest of the token that a real drafter computes
-when a miss arrives, and the surplus of a response's last round.
+A response of N tokens takes longer than N of these, since rounds and chains end with it. Its last window ends where the
+response does, if all its tokens are accepted. With f(n) and h_i(n) the times until n tokens more are committed, from a
+miss and from the begin of the chain whose window i is verified next, m the tokens that this window commits, and
+f(n) = 0 for n ≤ 0,
+
+    f(n) = h_1(n),  h_i(n) = E[t_i + f(n − m)] or, where the chain goes on (m = K + 1, then with g), h_{i+1}(n − m)
+
+where t_i of a window that ends after n < K tokens is max(s_i − (K − n)·d + R, t_{i−1} + v).
+
+The model leaves out what a void window costs others and the uplink, and the rest of the token that a real drafter
+computes when a miss arrives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from operator import mul
 from typing import NamedTuple
 
@@ -38,7 +47,7 @@ from testbed.optim.draft_window.cost import committed
 
 NEGLIGIBLE = 1e-9
 """Probability of further hits up to which chains are followed."""
-MOST_WINDOWS = 100_000
+MOST_WINDOWS, MOST_TOKENS = 100_000, 4096
 
 
 class Waits(NamedTuple):
@@ -68,36 +77,100 @@ def token_s(window: int, alpha: Rates, waits: Waits, lookahead: int, guess: floa
         BadInput: a window below 1, a probability outside [0, 1], times that are negative or not finite, or a pass
             longer than the round trip.
     """
-    rates = (alpha,) if isinstance(alpha, (int, float)) else tuple(alpha)
-    guess = guess if guess is not None or not rates else rates[min(window, len(rates) - 1)]
-    if window < 1 or guess is None or not all(0 <= one <= 1 for one in (*rates, guess)):
-        raise BadInput(f"a window has 1 token or more, and probabilities lie in [0, 1], not {window}, {alpha}, {guess}")
-    if not all(math.isfinite(s) and s >= 0 for s in waits) or waits.pass_s > waits.round_trip_s:
-        raise BadInput("times must be finite and not negative, and a pass is part of the round trip")
+    rates, guess = _checked(window, alpha, waits, guess)
     if len(rates) == 1:
         tokens, whole = committed(window, rates[0]), rates[0] ** window
     else:
-        reached = list(accumulate((*rates, *rates[-1:] * (window - len(rates)))[:window], mul))
+        reached = _reached(window, rates)
         tokens, whole = 1 + sum(reached), reached[-1]
     if lookahead == 0:
         return (window * waits.token_s + waits.round_trip_s) / tokens
     return _cycle_s(window, whole * guess, waits) / tokens
 
 
+def response_s(
+    tokens: int, window: int, alpha: Rates, waits: Waits, lookahead: int, guess: float | None = None
+) -> float:
+    """Mean seconds of a response; arguments and errors as for `token_s`.
+
+    Args:
+        tokens: N, at least 1 and at most `MOST_TOKENS`.
+    """
+    rates, guess = _checked(window, alpha, waits, guess)
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise BadInput(f"a response has 1 to {MOST_TOKENS} tokens here, not {tokens}")
+    reached = [1.0, *_reached(window, rates)]
+    links = list(islice(_chain(window, waits), 1 + (tokens // (window + 1) if lookahead else 0)))
+    left_s, ahead_s = [0.0], [[0.0] * (tokens + 1) for _ in range(len(links) + 1)]  # nothing reaches the last row
+    for n in range(1, tokens + 1):
+        drafted = min(window, n)
+        ends = [reached[m - 1] - reached[m] for m in range(1, drafted + 1)]  # chances of 1 to K tokens, with a miss
+        missed_s = sum(chance * left_s[n - m] for m, chance in enumerate(ends, 1))
+        after, whole = max(0, n - window - 1), reached[drafted]
+        for i, link in enumerate(links):
+            on = guess if lookahead and link.goes_on and after else 0.0
+            then_s = on * (ahead_s[i + 1][after] if on else 0.0) + (1 - on) * left_s[after]
+            hit_s = (1 - on) * link.verdict_s((window - drafted) * waits.token_s) + then_s
+            ahead_s[i][n] = (1 - whole) * link.verdict_s() + missed_s + whole * hit_s
+        left_s.append(ahead_s[0][n])
+    return left_s[tokens]
+
+
+def _checked(window: int, alpha: Rates, waits: Waits, guess: float | None) -> tuple[list[float], float]:
+    """Rates, and g.
+
+    Raises:
+        BadInput: see `token_s`.
+    """
+    rates = [alpha] if isinstance(alpha, (int, float)) else list(alpha)
+    guess = guess if guess is not None or not rates else rates[min(window, len(rates) - 1)]
+    if window < 1 or guess is None or not all(0 <= one <= 1 for one in (*rates, guess)):
+        raise BadInput(f"a window has 1 token or more, and probabilities lie in [0, 1], not {window}, {alpha}, {guess}")
+    if not all(math.isfinite(s) and s >= 0 for s in waits) or waits.pass_s > waits.round_trip_s:
+        raise BadInput("times must be finite and not negative, and a pass is part of the round trip")
+    return rates, guess
+
+
+def _reached(window: int, rates: list[float]) -> list[float]:
+    """Π_{j≤k} α_j, k = 1..K."""
+    return list(accumulate((*rates, *rates[-1:] * (window - len(rates)))[:window], mul))
+
+
+class _Link(NamedTuple):
+    """Window i of a chain."""
+
+    arrives_s: float
+    """s_i + R"""
+    follows_s: float
+    """t_{i−1} + v, 0 of the first"""
+    goes_on: bool
+    """Whether the guess after it is drafted before its verdict."""
+
+    def verdict_s(self, earlier_s: float = 0.0) -> float:
+        """t_i, if it is sent earlier."""
+        return max(self.arrives_s - earlier_s, self.follows_s)
+
+
+def _chain(window: int, waits: Waits) -> Iterator[_Link]:
+    """The windows of a chain that never ends."""
+    sent_s, before_s, follows_s = window * waits.token_s, 0.0, 0.0
+    while True:
+        arrives_s, begin_s = sent_s + waits.round_trip_s, max(sent_s, before_s)
+        before_s = max(arrives_s, follows_s)
+        yield _Link(arrives_s, follows_s, before_s >= begin_s + waits.token_s)
+        sent_s, follows_s = begin_s + (window + 1) * waits.token_s, before_s + waits.pass_s
+
+
 def _cycle_s(window: int, hit: float, waits: Waits) -> float:
     """Mean seconds per window with lookahead 1; `hit` is p."""
-    sent_s = window * waits.token_s
-    before_s, verdict_s = 0.0, sent_s + waits.round_trip_s
-    chance, windows, total_s = 1.0, 0.0, 0.0
-    for _ in range(MOST_WINDOWS):
-        begin_s = max(sent_s, before_s)
-        further = 0.0 if verdict_s < begin_s + waits.token_s else chance * hit
+    chance, windows, total_s, verdict_s = 1.0, 0.0, 0.0, 0.0
+    for link in islice(_chain(window, waits), MOST_WINDOWS):
+        verdict_s, further = link.verdict_s(), chance * hit if link.goes_on else 0.0
         windows += chance
         total_s += (chance - further) * verdict_s
         if further < NEGLIGIBLE:
             return total_s / windows
-        chance, sent_s = further, begin_s + (window + 1) * waits.token_s
-        before_s, verdict_s = verdict_s, max(sent_s + waits.round_trip_s, verdict_s + waits.pass_s)
+        chance = further
     return (total_s + chance * verdict_s) / windows
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.bs.engines.synthetic import SyntheticEngine
@@ -17,7 +17,7 @@ from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.deployment.virtual import VirtualDeployment
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
-from testbed.optim.draft_window.lookahead import Rates, Waits, best_window, gain, token_s
+from testbed.optim.draft_window.lookahead import Rates, Waits, best_window, gain, response_s, token_s
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.fixed import FixedWindow
@@ -65,6 +65,53 @@ def test_virtual_time_agrees_within_five_percent(
     assert measured == pytest.approx(alpha, abs=0.03)
     expected_s = token_s(window, measured, Waits(draft_s, rtt_s + PASS_S, PASS_S), lookahead)
     assert found.latency_s / TOKENS == pytest.approx(expected_s, rel=0.05)
+
+
+def played(tokens: int, window: int, alpha: float, waits: Waits, lookahead: int, dice: np.random.Generator) -> float:
+    """Seconds of one response, step by step: what is drafted, sent and verified when."""
+    now_s, left = 0.0, tokens
+    while True:  # a window from a miss
+        begun_s, from_s, before_s = now_s, now_s, -math.inf
+        first = window
+        while True:
+            accepted = int(np.cumprod(dice.random(window) < alpha).sum())
+            ended = accepted >= left  # the drafter ends there, too
+            sent_s = from_s + (first - window + (left if ended else window)) * waits.token_s
+            verdict_s = max(sent_s + waits.round_trip_s, before_s + waits.pass_s)
+            left -= accepted + 1
+            if left <= 0:
+                return verdict_s
+            from_s = max(sent_s, begun_s)
+            if not lookahead or verdict_s < from_s + waits.token_s or accepted < window or dice.random() >= alpha:
+                now_s = verdict_s
+                break
+            begun_s = before_s = verdict_s
+            first = window + 1
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize(
+    ("tokens", "window", "alpha", "waits"),
+    [(1, 4, 0.9, Waits(0.02, 0.4)), (11, 4, 0.9, Waits(0.02, 0.4, 0.02)), (70, 4, 0.875, Waits(0.017, 0.42, 0.02)),
+     (40, 2, 0.7, Waits(0.05, 0.1, 0.05)), (25, 8, 0.95, Waits(0.002, 0.03, 0.03)), (9, 3, 0.0, Waits(0.02, 0.1))],
+)  # fmt: skip
+def test_a_response_takes_as_long_as_its_rounds_played(
+    tokens: int, window: int, alpha: float, waits: Waits, lookahead: int
+) -> None:
+    dice = np.random.default_rng([tokens, window, lookahead])
+    times = [played(tokens, window, alpha, waits, lookahead, dice) for _ in range(4000)]
+    error_s = 4 * float(np.std(times)) / math.sqrt(len(times)) + 1e-9
+    assert response_s(tokens, window, alpha, waits, lookahead) == pytest.approx(float(np.mean(times)), abs=error_s)
+
+
+@settings(max_examples=15)
+@given(window=st.integers(1, 9), alpha=st.floats(0.0, 0.97), draft_s=st.floats(0.001, 0.1), lookahead=st.integers(0, 1))
+def test_a_long_response_takes_the_time_of_its_tokens(
+    window: int, alpha: float, draft_s: float, lookahead: int
+) -> None:
+    waits = Waits(draft_s, 0.2, 0.05)
+    more_s = [response_s(tokens, window, alpha, waits, lookahead) for tokens in (300, 400)]
+    assert (more_s[1] - more_s[0]) / 100 == pytest.approx(token_s(window, alpha, waits, lookahead), rel=0.01)
 
 
 @given(st.integers(1, 40), st.floats(0, 1), st.integers(1, 50), st.sampled_from([0, 1]))
@@ -135,3 +182,11 @@ def test_it_gains_over_a_link_and_not_with_a_slow_drafter() -> None:
 def test_what_cannot_be_is_refused(window: int, alpha: Rates, waits: Waits, guess: float | None) -> None:
     with pytest.raises(BadInput):
         token_s(window, alpha, waits, 1, guess)
+    with pytest.raises(BadInput):
+        response_s(10, window, alpha, waits, 1, guess)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 4097])
+def test_a_response_has_tokens(tokens: int) -> None:
+    with pytest.raises(BadInput, match="a response has 1 to 4096 tokens"):
+        response_s(tokens, 4, 0.5, Waits(0.01, 0.1), 1)
