@@ -1,16 +1,18 @@
 """Cells: time of 200 UEs in virtual time, and a cell of real processes against the same in virtual time.
 
-    python benchmarks/cell.py [--repeats 3] [--seconds 60] [--csv FILE]
+    python benchmarks/cell.py [--repeats 3] [--seconds 60] [--csv FILE] [--file CELL.yaml]
 
-Prints the CPU seconds of 200 UEs x 60 s on two radios, and per group the ratio real / virtual of goodput, mean and p95
-latency over paired seeds, with the 95 % interval of its mean. Loops of the scheduling class SCHED_IDLE keep the
-processors awake meanwhile, since those of a virtual machine that sleep may wake late.
+The real cell has four UEs with FH, four with greedy drafting and two that send bytes, or is that of a file. Prints the
+CPU seconds of 200 UEs x 60 s on two radios, and per group the ratio real / virtual of goodput, mean and p95 latency
+over paired seeds, with the 95 % interval of its mean. Loops of the scheduling class SCHED_IDLE keep the processors
+awake meanwhile, since those of a virtual machine that sleep may wake late.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -84,14 +86,19 @@ def street() -> CellConfig:
     return msgspec.structs.replace(loaded, seconds=60.0, ues=ues)
 
 
+LARGE = (("one efficiency for all, FDD", MANY), ("UMi, TDD, proportional fair", street()))
+
+
 def main() -> None:
     """Run both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="seeds of the comparison")
     parser.add_argument("--csv", type=Path, help="file of rows")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each real run")
+    parser.add_argument("--file", type=Path, help="cell to compare; that of 200 UEs is left out then")
     asked = parser.parse_args()
-    for name, many in (("one efficiency for all, FDD", MANY), ("UMi, TDD, proportional fair", street())):
+    compared = EIGHT if asked.file is None else load(CellConfig, asked.file)
+    for name, many in LARGE if asked.file is None else ():
         start_s = time.process_time()
         cell = document(many, run_cell(many))["cell"]
         spent_s = time.process_time() - start_s
@@ -99,17 +106,18 @@ def main() -> None:
     ratios: dict[tuple[str, str], list[float]] = {}
     rows: list[dict[str, Any]] = []
     for seed in range(asked.repeats):
-        config = msgspec.structs.replace(EIGHT, seed=seed, seconds=asked.seconds)
+        config = msgspec.structs.replace(compared, seed=seed, seconds=asked.seconds)
         with processors_awake():
             really = run_cell_really(config)
         found, expected = (_rows(document(config, run)) for run in (really, run_cell(config)))
+        names = [group.name for group in compared.ues if group.traffic == "tokens"]
         for way, groups in (("real", found), ("virtual", expected)):
-            rows += [
-                {"way": way, "seed": seed, **{key: groups[name][key] for key in KEPT}} for name in ("fh", "greedy")
-            ]
-        for name in ("fh", "greedy"):
+            rows += [{"way": way, "seed": seed, **{key: groups[name][key] for key in KEPT}} for name in names]
+        for name in names:
             for figure in FIGURES:
-                ratios.setdefault((name, figure), []).append(found[name][figure] / expected[name][figure])
+                ratios.setdefault((name, figure), []).append(
+                    (found[name][figure] or math.nan) / (expected[name][figure] or math.nan)
+                )
     if asked.csv is not None:
         write_csv(asked.csv, rows)
     for (name, figure), values in ratios.items():

@@ -17,6 +17,7 @@ from testbed.experiments.cell.parts.tasks import demo_of
 from testbed.experiments.cell.real.radio import lead_s
 from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.several.channels import network_channels
+from testbed.experiments.inputs.coefficients import coefficients
 from testbed.experiments.inputs.profile import load_profile
 from testbed.experiments.inputs.state import NONE
 from testbed.experiments.runs.demo import serve_config
@@ -77,9 +78,10 @@ def check(config: CellConfig, decoding: Mapping[int, UeGroup]) -> None:
                 f"group {group.name}: without `models`, --real has neither a judge that keeps tokens nor predictors"
             )
     _check_cells(config, decoding.values())
-    profiles = {profile for profile, _ in stations_of(config, Path())}
-    for profile in profiles | {group.profile for group in decoding.values()}:
-        load_profile(profile)  # raises here, rather than in a process
+    for group in decoding.values():
+        load_profile(group.profile)  # raises here, rather than in a process
+    for profile, _ in stations_of(config, Path()):
+        coefficients(profile)  # of passes, which `bs serve` waits for
     if config.cells is None:
         config.radio.air(radio_ues(config), config.seconds, config.seed)
     else:
