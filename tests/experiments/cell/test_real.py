@@ -251,5 +251,5 @@ def test_what_processes_could_not_read_is_refused_before_they_start() -> None:
     with pytest.raises(BadInput, match="lost"):
         run_cell_really(lost)
     slow = msgspec.structs.replace(CELL, bs=CellBs(profile="wisv"))
-    with pytest.raises(BadInput, match="no coefficients of eq. 19"):
+    with pytest.raises(BadInput, match="no coefficients of eq"):
         run_cell_really(slow)
