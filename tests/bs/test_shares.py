@@ -20,6 +20,7 @@ from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualSta
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import load_profile
 from testbed.tasks import together
+from testbed.ue.pace import REAL_TIME
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.windows.registry import window_policy
 from testbed.virtual_time import run_virtually
@@ -27,6 +28,19 @@ from tests.support.devices import A100
 
 PROFILE, ENOUGH = load_profile("a100-qwen3-32b-appendix"), 10**9
 LONG, SESSIONS = 3900, 64
+
+
+class Asked(NamedTuple):
+    """What each session of a UE asks for."""
+
+    speed_tps: float | None = None
+    window: int = 8
+    prompt: int = LONG
+    at_once: bool = False
+    """Whether drafting takes no time."""
+
+
+ASKED = Asked()
 
 
 class Waits(NamedTuple):
@@ -40,12 +54,20 @@ class Waits(NamedTuple):
     """Rounds of the other one per second."""
 
 
-def waits(kind: str, crowd: int, output: int, own_tokens: int | None = 512, prompt: int = 100) -> Waits:
-    """A UE with one session beside one that has `crowd` sessions with prompts of 3,900 tokens and responses of
-    `output`, one after the other.
+def waits(
+    kind: str,
+    crowd: int,
+    output: int,
+    own_tokens: int | None = 512,
+    prompt: int = 100,
+    asked: Asked = ASKED,
+) -> Waits:
+    """A UE with one session beside one that has `crowd` sessions with prompts of 3,900 tokens, or as asked, and
+    responses of `output`, one after the other.
 
     Args:
         prompt: tokens of the first one's prompt.
+        asked: what the other one's sessions are.
     """
     rounds = list[RoundRecord]()
     deployment = VirtualDeployment()
@@ -61,8 +83,8 @@ def waits(kind: str, crowd: int, output: int, own_tokens: int | None = 512, prom
     )  # fmt: skip
 
     async def main() -> RequestRecord:
-        many, one = await _ues(bs, deployment, crowd), (await _ues(bs, deployment, 1))[0]
-        lives = [partial(_ask_on, ue, output, rounds.append) for ue in many]
+        many, one = await _ues(bs, deployment, crowd, asked), (await _ues(bs, deployment, 1))[0]
+        lives = [partial(_ask_on, ue, asked.prompt, output, rounds.append) for ue in many]
         found: list[RequestRecord] = []
 
         async def honest() -> None:
@@ -83,7 +105,7 @@ class _Ended(Exception):
     """The measured UE has its response."""
 
 
-async def _ues(bs: VirtualStation, deployment: VirtualDeployment, sessions: int) -> list[LoadUe]:
+async def _ues(bs: VirtualStation, deployment: VirtualDeployment, sessions: int, asked: Asked = ASKED) -> list[LoadUe]:
     """Sessions of one UE."""
     client = bs.connect((Direction(constant(delay_s=0.005)), Direction(constant(delay_s=0.005))))
     await client.connect("", VOCAB)
@@ -91,16 +113,27 @@ async def _ues(bs: VirtualStation, deployment: VirtualDeployment, sessions: int)
         LoadUe(
             client,
             TrafficDrafter(Chance(DraftChances(), seed)),
-            window_policy("fixed", 8),
-            ProfilePace(PROFILE, deployment.clock),
+            window_policy("fixed", asked.window),
+            REAL_TIME if asked.at_once else ProfilePace(PROFILE, deployment.clock),
+            speed_tps=asked.speed_tps,
         )
         for seed in range(sessions)
     ]
 
 
-async def _ask_on(ue: LoadUe, output: int, seen: Callable[[RoundRecord], None]) -> None:
+async def _ask_on(ue: LoadUe, prompt: int, output: int, seen: Callable[[RoundRecord], None]) -> None:
     while True:
-        await ue.decode(LANGUAGE[:LONG].tolist(), output, seen)
+        await ue.decode(LANGUAGE[:prompt].tolist(), output, seen)
+
+
+@pytest.mark.parametrize("speed_tps", [0.001, 1.0])
+@pytest.mark.parametrize(("window", "prompt"), [(256, 100), (8, LONG)], ids=["long windows", "long contexts"])
+def test_who_names_a_low_speed_has_no_more_of_a_pass_than_others(speed_tps: float, window: int, prompt: int) -> None:
+    """64 sessions with such a promise filled whole passes: rounds of others took 0.6 to 2 s."""
+    guaranteed, plain = (
+        waits("slo", SESSIONS, 2000, asked=Asked(speed, window, prompt, window > 8)) for speed in (speed_tps, None)
+    )
+    assert guaranteed.mean_s < max(0.2, 1.5 * plain.mean_s) and guaranteed.others > 0
 
 
 @pytest.mark.parametrize("kind", ["fcfs", "slo"])

@@ -107,8 +107,9 @@ class Slo(Scheduler):
     worths: Mapping[bytes, float] = field(default_factory=dict)
     """Worth of a token of each UE, relative to others, by which utilities are multiplied; UEs that it lacks: 1."""
     own_tokens: int | None = None
-    """Largest sum of `Pending.weight` that one UE's requests without a guarantee have in a pass while other UEs have
-    rounds. The first request is always taken; of a prompt, a piece of this many new tokens is. None: no bound."""
+    """Largest sum of `Pending.weight` that one UE's requests have in a pass while other UEs have rounds, guaranteed or
+    not: a low guaranteed speed binds nobody to slow rounds. The first request is always taken; of a prompt, a piece of
+    this many new tokens is. None: no bound."""
     heard: Heard = ()
 
     def __post_init__(self) -> None:
@@ -234,8 +235,7 @@ class Slo(Scheduler):
                     break
                 continue
             batch.append(entry.pending)
-            if entry.pending.speed_tps is None:
-                used[ue] = (used[ue] or entry.pending.running_tokens) + entry.pending.weight
+            used[ue] = (used[ue] or entry.pending.running_tokens) + entry.pending.weight
             tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
             if len(batch) == self.max_requests:
                 break
@@ -243,10 +243,10 @@ class Slo(Scheduler):
 
     def _own(self, entry: TimedRequest, used: int) -> float:
         """New tokens of a request that its UE's share leaves room for; infinite for the first one, unless it is a
-        prompt that can be cut, and with a guarantee.
+        prompt that can be cut.
         """
         item = entry.pending
-        if self.own_tokens is None or item.speed_tps is not None:
+        if self.own_tokens is None:
             return math.inf
         before = used or item.running_tokens
         if before:

@@ -534,9 +534,12 @@ def test_a_prompt_that_the_engine_cuts_counts_for_the_share_of_its_ue() -> None:
     assert sorted(item.ue for item in batch) == [b"a", b"b"]  # 400 and 109, and no second round
 
 
-def test_guaranteed_rounds_are_no_part_of_the_share() -> None:
-    rounds = [waiting(f"g{i}", NOW_S, 301, 99, 300, ue=b"a", speed_tps=4.0) for i in range(6)]
+@pytest.mark.parametrize(("arrived_s", "taken"), [(NOW_S, [0, 4]), (NOW_S - 60.0, [4, 0])])
+def test_guaranteed_rounds_are_part_of_the_share(arrived_s: float, taken: list[int]) -> None:
+    """They come first once they are due."""
+    rounds = [waiting(f"g{i}", arrived_s, 301, 99, 300, ue=b"a", speed_tps=4.0) for i in range(6)]
     rounds += [waiting(f"a{i}", NOW_S, 301, 99, 300, ue=b"a") for i in range(6)]
     rounds.append(waiting("other", NOW_S, 301, 3, 300, ue=b"b"))
     found = names(Slo(coefficients=A100, own_tokens=512).plan(rounds, NOW_S))
-    assert [sum(name.startswith(kind) for name in found) for kind in ("g", "a")] == [6, 4]
+    assert [sum(name.startswith(kind) for name in found) for kind in ("g", "a")] == taken
+    assert "other" in found
