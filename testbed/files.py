@@ -79,8 +79,8 @@ def json_object(path: Path) -> dict[str, Any]:
     return document
 
 
-def file_bytes(path: Path) -> bytes:
-    """The contents of a regular file of at most `MOST_BYTES`.
+def file_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The contents of a regular file of at most `most` bytes.
 
     Raises:
         OSError: it cannot be read, is larger, or is no regular file: a device or pipe may never end.
@@ -88,8 +88,8 @@ def file_bytes(path: Path) -> bytes:
     size = path.stat().st_size
     if not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if size > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES} bytes", str(path))
+    if size > most:
+        raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
     return path.read_bytes()
 
 
@@ -211,6 +211,8 @@ def npz_arrays(path: Path) -> dict[str, Any]:
     import numpy as np
 
     try:
+        if not path.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(part.file_size for part in archive.infolist())  # zipfile reads no more than this
         if unpacked > MOST_UNPACKED_BYTES:

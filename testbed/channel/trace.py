@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
-from testbed.files import whole_file
+from testbed.files import file_bytes, whole_file
 
 Array = NDArray[np.float64]
 COLUMNS = ("t_s", "uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "snr_db")
@@ -159,7 +159,7 @@ def read_text(path: Path | str) -> str:
         BadInput: unreadable, empty, or not text.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = file_bytes(Path(path)).decode("utf-8-sig")
     except OSError as exc:
         raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from testbed.channel.csi import FEATURES, QualityKind
 from testbed.errors import BadInput, ModelError
-from testbed.files import make_folder, whole_file
+from testbed.files import file_bytes, make_folder, whole_file
 from testbed.protocols.messages import Reading
 from testbed.protocols.quantise import FULL_BITS, check_bits
 
 SCHEMA = 1
 TEXTS: dict[Reading, str] = {"predicting": "that predict a token", "after": "after reading a token"}
 INFO, WEIGHTS = "head.json", "head.safetensors"
+MOST_WEIGHTS = 2**30
+"""Largest size of its weights [bytes]."""
 
 
 class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,9 +209,9 @@ def load_head(directory: Path) -> DecisionHead:
 
     path = directory / INFO
     try:
-        info = msgspec.json.decode(path.read_bytes(), type=HeadInfo)
+        info = msgspec.json.decode(file_bytes(path), type=HeadInfo)
         path = directory / WEIGHTS
-        arrays: dict[str, NDArray[Any]] = load(path.read_bytes())
+        arrays: dict[str, NDArray[Any]] = load(file_bytes(path, MOST_WEIGHTS))
         if arrays.keys() != info.shapes.keys():
             raise BadInput(f"it must hold {', '.join(info.shapes)}, not {', '.join(sorted(arrays)) or 'nothing'}")
         return DecisionHead(info, **arrays)

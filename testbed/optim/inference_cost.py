@@ -22,11 +22,16 @@ IntArray = npt.NDArray[np.int64]
 Numbers = float | npt.NDArray[np.floating[Any]] | IntArray
 
 
+MOST_DIMENSION, MOST_WINDOW, MOST_TOKENS = 2**24, 256, 2**24
+MOST_BYTES, MOST_COST = 1e18, 1e6
+"""Largest memory, and largest coefficient of a pass [s]."""
+
+
 class Model(Config, frozen=True):
     """Dimensions of a decoder-only model (Table I).
 
     Raises:
-        BadInput: a dimension below 1.
+        BadInput: a dimension below 1 or above `MOST_DIMENSION`.
     """
 
     layers: int
@@ -37,17 +42,16 @@ class Model(Config, frozen=True):
     """h2"""
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.hidden, self.ffn) < 1:
-            raise BadInput(
-                f"layers, hidden and ffn of a model must be 1 or more, not {self.layers}, {self.hidden}, {self.ffn}"
-            )
+        sizes = (self.layers, self.hidden, self.ffn)
+        if not all(1 <= size <= MOST_DIMENSION for size in sizes):
+            raise BadInput(f"layers, hidden and ffn of a model lie in [1, {MOST_DIMENSION}], not {sizes}")
 
 
 class Cost(Config, frozen=True):
     """Coefficients of eq. 17 on both nodes: c1 in seconds per FLOP, c2 in seconds per pass (Table II).
 
     Raises:
-        BadInput: a negative or infinite coefficient, or a node whose coefficients are both 0.
+        BadInput: a negative coefficient or one above `MOST_COST`, or a node whose coefficients are both 0.
     """
 
     c1_draft: float
@@ -57,10 +61,8 @@ class Cost(Config, frozen=True):
 
     def __post_init__(self) -> None:
         values = (self.c1_draft, self.c2_draft, self.c1_verify, self.c2_verify)
-        if not all(0 <= value < math.inf for value in values):
-            raise BadInput(
-                f"cost coefficients must be finite and not negative, not {', '.join(f'{v:g}' for v in values)}"
-            )
+        if not all(0 <= value <= MOST_COST for value in values):
+            raise BadInput(f"cost coefficients lie in [0, {MOST_COST:g}], not {', '.join(f'{v:g}' for v in values)}")
         if max(values[:2]) == 0 or max(values[2:]) == 0:
             raise BadInput("drafting and verifying take time: c1 or c2 of each must be positive")
 
@@ -87,12 +89,11 @@ class ServedPair(Config, frozen=True):
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise BadInput(f"alpha must lie in [0, 1], not {self.alpha:g}")
-        if not 0 < self.memory_bytes < math.inf:
-            raise BadInput(f"memory_bytes must be positive and finite, not {self.memory_bytes:g}")
-        if self.max_output_tokens < 1 or self.max_window < 1:
-            raise BadInput(
-                f"max_output_tokens and max_window must be 1 or more, not {self.max_output_tokens}, {self.max_window}"
-            )
+        if not 0 < self.memory_bytes <= MOST_BYTES:
+            raise BadInput(f"memory_bytes must be positive and at most {MOST_BYTES:g}, not {self.memory_bytes:g}")
+        for name, most in (("max_output_tokens", MOST_TOKENS), ("max_window", MOST_WINDOW)):
+            if not 1 <= getattr(self, name) <= most:
+                raise BadInput(f"{name} must lie in [1, {most}], not {getattr(self, name)}")
 
 
 # ---------------------------------------------------------------- steps

@@ -47,11 +47,15 @@ class Task(Config, frozen=True):
                 raise BadInput(f"{name} of a task must be positive and finite, not {value:g}")
 
 
+BOUNDS = (("bandwidth_hz", 1.0, 1e13), ("noise_w", 1e-30, 1e6), ("bits_per_token", 1e-6, 1e12))
+"""Least and largest values."""
+
+
 class Problem(Config, frozen=True):
     """Tasks, their shared uplink and, for plans, models and hardware; units are in the names.
 
     Raises:
-        BadInput: no task, a bandwidth, noise or λ that is not positive, or a task with more output tokens than O_max.
+        BadInput: no task, a bandwidth, noise or λ beyond `BOUNDS`, or a task with more output tokens than O_max.
     """
 
     bandwidth_hz: float
@@ -76,9 +80,9 @@ class Problem(Config, frozen=True):
         longest = max(task.output_tokens or 0 for task in self.tasks)
         if self.max_output_tokens is not None and longest > self.max_output_tokens:
             raise BadInput(f"a task has {longest} output tokens, max_output_tokens is {self.max_output_tokens}")
-        for name in ("bandwidth_hz", "noise_w", "bits_per_token"):
-            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
-                raise BadInput(f"{name} must be positive and finite, not {value:g}")
+        for name, least, most in BOUNDS:
+            if (value := getattr(self, name)) is not None and not least <= value <= most:
+                raise BadInput(f"{name} must lie in [{least:g}, {most:g}], not {value:g}")
 
     @property
     def inputs(self) -> IntArray:

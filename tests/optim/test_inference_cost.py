@@ -190,17 +190,19 @@ def test_invalid_models_hardware_and_limits_are_refused() -> None:
         with pytest.raises(BadInput, match=r"alpha must lie in \[0, 1\]"):
             paper_serving(alpha=alpha)
     for memory in (0.0, float("inf"), float("nan")):
-        with pytest.raises(BadInput, match="memory_bytes must be positive and finite"):
+        with pytest.raises(BadInput, match="memory_bytes must be positive and at most"):
             paper_serving(memory_bytes=memory)
     for output, window in ((0, 1), (1, 0)):
-        with pytest.raises(BadInput, match="max_output_tokens and max_window must be 1 or more"):
+        with pytest.raises(BadInput, match=r"must lie in \[1, \d+\], not 0"):
             ServedPair(
                 draft_model=good.draft_model, verify_model=good.verify_model, cost=TABLE_2, memory_bytes=1.0, alpha=0.5,
                 max_output_tokens=output, max_window=window,
             )  # fmt: skip
-    with pytest.raises(BadInput, match="must be 1 or more, not 0, 4, 4"):
+    with pytest.raises(BadInput, match=r"of a model lie in \[1, 16777216\], not \(0, 4, 4\)"):
         Model(layers=0, hidden=4, ffn=4)
-    with pytest.raises(BadInput, match="cost coefficients must be finite and not negative, not -1, 0, 1, 0"):
+    with pytest.raises(BadInput, match=r"cost coefficients lie in \[0, 1e\+06\], not -1, 0, 1, 0"):
         Cost(c1_draft=-1, c2_draft=0, c1_verify=1, c2_verify=0)
+    with pytest.raises(BadInput, match="cost coefficients lie in"):
+        Cost(c1_draft=1, c2_draft=0, c1_verify=1, c2_verify=1e308)
     with pytest.raises(BadInput, match="drafting and verifying take time"):
         Cost(c1_draft=0, c2_draft=0, c1_verify=1, c2_verify=0)

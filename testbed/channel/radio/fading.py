@@ -30,6 +30,8 @@ STEPS_S = (1e-3, 0.1)
 """Shortest and longest default step of a trace: a transport block's time, and the step of slow fading."""
 LEAST_BINS, MOST_BINS = 16, 2**20
 """Frequencies that sample a Doppler spectrum."""
+LEAST_DOPPLER = 1e-300
+"""Of a UE that does not move within any time."""
 
 
 def require(good: bool, text: str) -> None:
@@ -61,6 +63,7 @@ def clarke(rng: np.random.Generator, n: int, doppler: float) -> NDArray[np.compl
     Args:
         doppler: maximum Doppler frequency f_D times the sampling interval, positive.
     """
+    doppler = max(doppler, LEAST_DOPPLER)
     wanted = max(2 * n, min(MOST_BINS, math.ceil(LEAST_BINS / doppler)))
     bins = 1 << (wanted - 1).bit_length()
     white = rng.standard_normal((2, bins))

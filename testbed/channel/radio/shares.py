@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput
+from testbed.files import file_bytes
 
 
 def read_shares(path: Path) -> tuple[float, ...]:
@@ -47,7 +48,7 @@ def uplinks_mbps(path: Path, uplink_mbps: float | None = None) -> tuple[float, .
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(file_bytes(path))
     except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"cannot read shares from {path}: {exc}") from exc
     if not isinstance(document, dict):

@@ -15,6 +15,7 @@ from testbed.cli.options import AsJson, numbers
 from testbed.cli.output import print_json
 from testbed.cli.tables import print_rows
 from testbed.errors import BadInput
+from testbed.files import file_bytes
 from testbed.optim.serving.model import Costs, CycleCosts, compare
 from testbed.optim.serving.points import Points, names
 
@@ -124,7 +125,7 @@ def _given(text: str | None) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(file_bytes(path))
     except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"cannot read a fit from {path}: {getattr(exc, 'strerror', None) or exc}") from exc
     if not isinstance(document, dict):

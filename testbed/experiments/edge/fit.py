@@ -27,6 +27,7 @@ from testbed.experiments.edge.dimensions import of_directory, of_gguf
 from testbed.experiments.estimator.profile import PassBench
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results.csv_file import write_csv
+from testbed.files import file_bytes
 from testbed.optim.cost_fit import NODES, MeasuredStep, Node, NodeFit, Phase, cost_document, fit_steps
 from testbed.optim.inference_cost import Cost, Model
 from testbed.optim.pass_time import RequestWork
@@ -189,7 +190,7 @@ def read_steps(path: Path) -> list[MeasuredStep]:
         BadInput: an unreadable file, a missing column, or an invalid value; the message has the line.
     """
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True))
+        rows = list(csv.DictReader(file_bytes(path).decode("utf-8-sig").splitlines(), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         raise BadInput(f"cannot read {path}: {exc}") from exc
     steps = []
@@ -211,6 +212,6 @@ def read_cost(path: Path) -> Cost:
         BadInput: an unreadable file, or one without `cost`.
     """
     try:
-        return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["cost"], Cost)
+        return msgspec.convert(json.loads(file_bytes(path))["cost"], Cost)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, BadInput) as exc:
         raise BadInput(f"{path} has no `cost`, as `testbed optim fit --json` writes it: {exc}") from exc

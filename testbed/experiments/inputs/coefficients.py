@@ -45,6 +45,8 @@ def read(path: Path) -> Coefficients:
         raise BadInput(f"{path.name} is nested too deeply; give the output of fit --json") from exc
     except json.JSONDecodeError as exc:
         raise BadInput(f"{path.name}, line {exc.lineno}: no JSON ({exc.msg}); give the output of fit --json") from exc
+    except ValueError as exc:  # a number of thousands of digits
+        raise BadInput(f"{path.name} is no JSON: {exc}; give the output of fit --json") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{path.name} is no JSON object; give the output of fit --json")
     return coefficients_of(document, path.name)

@@ -16,6 +16,7 @@ from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import read_trace
 from testbed.clock import Clock
 from testbed.errors import BadInput
+from testbed.files import file_bytes
 from testbed.ue.channel_state import (
     ChannelState,
     ConstantChannel,
@@ -216,7 +217,7 @@ def _given(values: dict[str, str]) -> Csi:
 def _prior(path: Path) -> Csi:
     """The `csi` entry of a document written by `channel measure`, with assumed rates if it has none."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(file_bytes(path))
         measured = dict(document["csi"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise BadInput(f"bad channel state {str(path)!r}: not written by `channel measure`; use {FORMS}") from exc

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.files import make_folder, npz_arrays, whole_file
+from testbed.files import file_bytes, make_folder, npz_arrays, whole_file
 from testbed.ue.drafters.base import DraftToken
 
 FEATURES = ("top1", "entropy", "margin", "logit_std", "position")
@@ -235,7 +235,7 @@ class RejectionPredictor:
         self.arrays = dict(arrays)
         try:
             self._scorer: Scorer = FORMS[info.form](arrays)
-        except (KeyError, ValueError, IndexError, RecursionError) as exc:
+        except (KeyError, ValueError, TypeError, IndexError, RecursionError) as exc:
             raise BadInput(f"the arrays of predictor {info.model} do not make one: {exc}") from exc
 
     def accept_probability(self, token: DraftToken, position: int) -> float:
@@ -291,7 +291,7 @@ def load_predictor(directory: Path) -> RejectionPredictor:
         BadInput: there is none, or it cannot be read.
     """
     try:
-        info = msgspec.json.decode((directory / "predictor.json").read_bytes(), type=PredictorInfo)
+        info = msgspec.json.decode(file_bytes(directory / "predictor.json"), type=PredictorInfo)
         arrays = npz_arrays(directory / "predictor.npz")
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:
         raise BadInput(f"no predictor in {directory} ({exc}); `testbed predictor train` makes one") from exc

@@ -98,6 +98,12 @@ def test_clarke_correlates_as_the_bessel_function(doppler: float) -> None:
     assert kstest(np.abs(gains[0][:: max(1, math.ceil(20 / doppler))]) ** 2, "expon").pvalue > 1e-3
 
 
+@pytest.mark.parametrize("doppler", [0.0, 5e-324, 1e-200])
+def test_who_hardly_moves_has_one_gain(doppler: float) -> None:
+    gains = clarke(rng(0), 100, doppler)
+    assert np.isfinite(gains).all() and np.abs(np.diff(gains)).max() < 1e-6
+
+
 def test_a_short_process_is_constant_and_of_variance_one() -> None:
     gains = np.array([clarke(rng(seed), 4, 1e-3) for seed in range(1000)])
     assert np.abs(np.diff(gains, axis=1)).max() < 0.03

@@ -32,6 +32,7 @@ def test_profiles_and_files(tmp_path: Path) -> None:
         ("[1]", "no JSON object"),
         ('{"a": 1}', "has no b_compute, b_read, c"),
         ("", "is empty"),
+        ('{"a": ' + "1" * 5000 + "}", "is no JSON"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, text: str, why: str) -> None:

@@ -1,0 +1,43 @@
+"""Files that never end, or that nobody writes, are refused wherever a user may name somebody else's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from testbed.channel.radio.shares import read_shares
+from testbed.channel.trace import read_text
+from testbed.decision_head.head import load_head
+from testbed.errors import BadInput, ModelError
+from testbed.experiments.edge.fit import read_cost, read_steps
+from testbed.experiments.inputs.coefficients import coefficients
+from testbed.experiments.inputs.state import check_csi
+from testbed.files import npz_arrays
+from testbed.ue.windows.predictor import load_predictor
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "text.csv": read_text,
+    "shares.json": read_shares,
+    "cost.json": read_cost,
+    "steps.csv": read_steps,
+    "coefficients.json": lambda path: coefficients(str(path)),
+    "csi.json": lambda path: check_csi(str(path)),
+    "arrays.npz": npz_arrays,
+    "head.json": lambda path: load_head(path.parent),
+    "predictor.json": lambda path: load_predictor(path.parent),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises((BadInput, ModelError)):
+        READERS[name](tmp_path / name)
