@@ -1,6 +1,6 @@
 """Cells: time of 200 UEs in virtual time, and a cell of real processes against the same in virtual time.
 
-    python benchmarks/cell.py [--repeats 3] [--seconds 60] [--csv FILE] [--file CELL.yaml]
+    python benchmarks/cell.py [--repeats 3] [--seconds 60] [--csv FILE] [--file CELL.yaml] [--between]
 
 The real cell has four UEs with FH, four with greedy drafting and two that send bytes, or is that of a file. Prints the
 CPU seconds of 200 UEs x 60 s on two radios, and per group the ratio real / virtual of goodput, mean and p95 latency
@@ -86,6 +86,8 @@ def street() -> CellConfig:
     return msgspec.structs.replace(loaded, seconds=60.0, ues=ues)
 
 
+CALIBRATING = 1000
+"""Seed of the run that measures the times between passes."""
 LARGE = (("one efficiency for all, FDD", MANY), ("UMi, TDD, proportional fair", street()))
 
 
@@ -95,6 +97,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="seeds of the comparison")
     parser.add_argument("--csv", type=Path, help="file of rows")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each real run")
+    parser.add_argument("--between", action="store_true", help="virtual time waits between passes, as another run did")
     parser.add_argument("--file", type=Path, help="cell to compare; that of 200 UEs is left out then")
     asked = parser.parse_args()
     compared = EIGHT if asked.file is None else load(CellConfig, asked.file)
@@ -103,6 +106,8 @@ def main() -> None:
         cell = document(many, run_cell(many))["cell"]
         spent_s = time.process_time() - start_s
         print(f"200 UEs x 60 s, slots of 1 ms, {name}: {spent_s:.1f} s of CPU, {cell['passes']} passes")
+    if asked.between:
+        compared = _with_between(compared, asked.seconds)
     ratios: dict[tuple[str, str], list[float]] = {}
     rows: list[dict[str, Any]] = []
     for seed in range(asked.repeats):
@@ -125,6 +130,15 @@ def main() -> None:
         print(
             f"{name:7s} {figure:14s} real / virtual {one.value:.3f} [{one.low:.3f}, {one.high:.3f}], n = {len(values)}"
         )
+
+
+def _with_between(config: CellConfig, seconds: float) -> CellConfig:
+    """The cell with the times between passes that a run with processes measures, which is compared with nothing."""
+    with processors_awake():
+        found = document(config, run_cell_really(msgspec.structs.replace(config, seed=CALIBRATING, seconds=seconds)))
+    times = {name: found["cell"][name] for name in ("between_ms", "between_request_ms")}
+    print(", ".join(f"{name} {value:.2f}" for name, value in times.items()))
+    return msgspec.structs.replace(config, bs=msgspec.structs.replace(config.bs, **times))
 
 
 def _rows(found: dict[str, Any]) -> dict[str, dict[str, Any]]:

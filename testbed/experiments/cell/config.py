@@ -161,6 +161,18 @@ class CellBs(Config, frozen=True):
     )
     scheduler: Annotated[str, option("Order of verification.", kinds="schedulers")] = "fcfs"
     max_batch: Annotated[int, option("Requests of one pass, at most.", least=1, most=4096)] = 256
+    between_ms: Annotated[
+        float,
+        option(
+            "Time between passes that follow each other: judging, answering, planning. `cell run --real` measures it.",
+            least=0,
+            most=1e4,
+            unit="ms",
+        ),
+    ] = 0.0
+    between_request_ms: Annotated[
+        float, option("The same for each request of the pass before, beside that.", least=0, most=1e3, unit="ms")
+    ] = 0.0
     kv_tokens: Annotated[int, option("Tokens in the KV cache.", least=1024, most=10**9, unit="tokens")] = 1_000_000
     plan: Annotated[
         str | None,

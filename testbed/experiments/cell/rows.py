@@ -125,6 +125,8 @@ def cell_row(run: CellRun) -> dict[str, Any]:
         "jain": jain(rates),
         "goodput_tps": sum(tally.tokens for tally in decoding) / run.seconds,
         "passes": run.passes,
+        "between_ms": None if run.between is None else 1e3 * run.between.pass_s,
+        "between_request_ms": None if run.between is None else 1e3 * run.between.request_s,
         "bound_by": bound_by(run, decoding),
     }
 

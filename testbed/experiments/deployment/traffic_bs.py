@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -12,6 +13,7 @@ from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
 from testbed.bs.engines.coupled import coupled
 from testbed.bs.engines.runner import nobody
 from testbed.bs.intake import Offer
+from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.clock import Clock
 from testbed.experiments.deployment.traffic_ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.inputs.profile import PassWork, VerifyCost
@@ -89,14 +91,17 @@ class TrafficRunner:
         compute: default: synthetic tokens.
         forget: called with each session that ends.
         head_s: time of a judged position.
+        between: least time between the end of a pass and the next one.
     """
 
     def __init__(
         self, cost: VerifyCost, cache: PrefixCache | None, clock: Clock, linger: bool, lenient: bool = False,
         compute: Computation = synthetic, forget: Callable[[str], None] = lambda session: None, head_s: float = 0.0,
+        between: PassOverhead = NO_OVERHEAD,
     ) -> None:  # fmt: skip
         self._cost, self._cache, self._clock, self._linger, self._lenient = cost, cache, clock, linger, lenient
         self._compute, self._forget, self._head_s = compute, forget, head_s
+        self._between, self._free_s = between, -math.inf
         self._submitted: list[VerifyRequest] = []
         self.passes: list[tuple[list[tuple[int, int]], float]] = []
         self.keep_passes = False
@@ -110,7 +115,8 @@ class TrafficRunner:
         batch, self._submitted = self._submitted, []
         works = [self._work(request) for request in batch]
         seconds = self._cost.pass_s(works)
-        await self._clock.sleep(seconds)
+        await self._clock.sleep(seconds + max(0.0, self._free_s - self._clock.time()))
+        self._free_s = self._clock.time() + self._between.pass_s + self._between.request_s * len(batch)
         if self.keep_passes:
             self.passes.append(([(work.new, work.cached) for work in works], seconds))
         results = self._compute(batch)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bs.engines.base import Share, VerifyRequest
+from testbed.bs.scheduling.averages import PassOverhead
 from testbed.experiments.deployment.traffic_bs import PrefixCache, TrafficRunner
 from testbed.experiments.deployment.traffic_ue import LANGUAGE
 from testbed.experiments.inputs.profile import InteractionVerify
@@ -88,3 +89,20 @@ def test_without_a_cache_everything_is_computed_again() -> None:
 
     alone_s = Coefficients(3e-5, 3e-8, 4e-6, 0.015).alone_s(105, 0)
     assert run_virtually(twice()) == pytest.approx(2 * alone_s)
+
+
+def test_time_between_passes_is_waited_for_if_it_has_not_passed_yet() -> None:
+    async def ends(pause_s: float) -> list[float]:
+        clock, found = VirtualClock(), list[float]()
+        runner = TrafficRunner(COST, None, clock, linger=False, between=PassOverhead(0.004, 0.001))
+        for _ in range(2):
+            await verify(runner, request("a", 100, 5), request("b", 100, 5))
+            found.append(clock.time())
+            await clock.sleep(pause_s)
+        return found
+
+    pass_s = Coefficients(3e-5, 3e-8, 4e-6, 0.015).batch_s([RequestWork(105, 0)] * 2)
+    for pause_s, between_s in ((0.0, 0.006), (0.001, 0.006), (0.1, 0.1)):
+        first_s, second_s = run_virtually(ends(pause_s))
+        assert first_s == pytest.approx(pass_s)
+        assert second_s - first_s == pytest.approx(between_s + pass_s)

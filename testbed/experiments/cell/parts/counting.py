@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from testbed.bs.scheduling.averages import PassOverhead
 from testbed.channel.radio.mac import RadioCell
 from testbed.clock import Clock
 from testbed.experiments.cell.config import CellConfig, UeGroup
@@ -55,6 +56,8 @@ class CellRun:
     """Values over time; None: not known."""
     sites: list[SiteRun] = field(default_factory=list)
     """Each cell by itself; empty: not known."""
+    between: PassOverhead | None = None
+    """Time between passes that follow each other, as measured by one real base station; None: not known."""
 
 
 def direction_slots(config: CellConfig, up: bool, seconds: float | None = None) -> int:

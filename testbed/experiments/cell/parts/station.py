@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
@@ -52,8 +53,11 @@ def base_station(
     lenient = any(group.judge_keeps or group.threshold for group in config.ues)
     held = PrefixCache(bs.kv_tokens, tail=True) if cache is None else cache
     computing = {} if pair is None else pair.computing(profile)
+    between = PassOverhead(bs.between_ms / 1e3, bs.between_request_ms / 1e3)
     return deployment.base_station(
-        TrafficRunner(profile.verify, held, deployment.clock, linger=False, lenient=lenient, **computing),
+        TrafficRunner(
+            profile.verify, held, deployment.clock, linger=False, lenient=lenient, between=between, **computing
+        ),
         OFFER if pair is None else pair.models.offer,
         scheduler=order,
         judge=ChanceJudge(config.seed) if pair is None else pair.judge,

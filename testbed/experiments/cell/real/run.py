@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from testbed.bs.scheduling.averages import PassOverhead
 from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.parts.computed import computed_pair
@@ -73,6 +74,7 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
         busy=sum(site.busy for site in sites) / len(sites),
         seconds=config.seconds - config.warmup_s,
         sites=sites,
+        between=PassOverhead(**counted[-1][0]["between"]) if len(sites) == 1 else None,
     )
 
 
