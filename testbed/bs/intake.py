@@ -122,7 +122,7 @@ class Intake:
             message.seed, message.speed_tps, message.hidden_bits,
         )  # fmt: skip
         session.hinted, session.alone = message.window, protocol is None or message.alone
-        session.protocol_hints = message.protocol_hints
+        session.protocol_hints, session.lookahead_hints = message.protocol_hints, message.lookahead_hints
         session.states, session.risk, session.stream = message.states, message.risk, message.stream
         session.end_ids = () if message.endless else self.offer.end_ids
         return session
@@ -260,6 +260,8 @@ def _check_choices(message: Open) -> None:
         raise ProtocolError(f"unknown protocol {message.protocol!r}; known: {TARGET_ONLY}, {', '.join(PROTOCOLS)}")
     if message.protocol_hints and not (kind and kind.beside):
         raise ProtocolError(f"protocol {message.protocol} has no other one beside it to hint")
+    if message.lookahead_hints and (kind is None or kind.sampled or message.stream):
+        raise ProtocolError("lookahead is hinted for windows whose tokens are not drawn, and not for streams")
     if message.hidden_bits not in HIDDEN_BITS:
         raise ProtocolError(f"hidden_bits must be one of {HIDDEN_BITS}, not {message.hidden_bits}")
 

@@ -11,7 +11,7 @@ from testbed.bs.pending import Round
 from testbed.bs.sessions import Session
 from testbed.channel.csi import Csi
 from testbed.optim.pass_time import RequestWork
-from testbed.protocols.messages import Verdict
+from testbed.protocols.messages import NO_HINT, Verdict
 
 
 class FinishedPass(NamedTuple):
@@ -158,6 +158,8 @@ class SessionRow(NamedTuple):
     """Protocol hinted last; empty: none."""
     weight: float | None = None
     """Weight on the radio that a controller of the cell decided; None: none did."""
+    hint_lookahead: int = NO_HINT
+    """Lookahead hinted last; -1: none."""
 
 
 class RecentActivity(msgspec.Struct, array_like=True, frozen=True):

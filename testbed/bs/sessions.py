@@ -78,7 +78,10 @@ class Session:
     """Risk that the response has spent, other base stations included."""
     hinted: int = 0
     protocol_hints: bool = False
-    """Largest window that the UE takes as a hint, 0: it wants no hints; whether it takes hints of protocols."""
+    lookahead_hints: bool = False
+    """Largest window that the UE takes as a hint, 0: it wants no hints; whether it takes hints of protocols, and of
+    lookahead.
+    """
     end_ids: tuple[int, ...] = ()
     """Tokens after which a BS that decodes alone stops."""
     alone: bool = False

@@ -110,6 +110,7 @@ def verdict(session: Session, round_: Round, kept: Kept, hint: Hint, now_s: floa
         draft=round_.draft,
         joined=len(round_.window.ids) if session.stream else 0,
         protocol=hint.protocol,
+        lookahead=hint.lookahead,
     )
 
 

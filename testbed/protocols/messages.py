@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 14
+VERSION = 15
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -99,16 +99,16 @@ class Open(Message, frozen=True):
     """Whether UE and BS choose tokens with noise that they share, a function of `seed` (`protocols.sampling.Coupling`);
     never under a protocol that draws tokens itself."""
     stream: int = 0
-    """Largest window of a pass in a session whose target decodes alone throughout, while drafted windows join its
-    output where they continue it; 0: it is none. With `alone`, without hints, and only where tokens are not drawn or
-    judged."""
+    """Largest window of a pass in a session whose target decodes alone throughout, while drafted windows join if they
+    continue its output; 0: none. With `alone`, without hints, and only where tokens are not drawn or judged."""
     block: bool = False
     """Whether drafted tokens are accepted jointly (`protocols.rejection_sampling.accept_block`)."""
     q_top: int = 0
     q_bits: int = 16
     """Ids of an uploaded draft distribution (0: all), and bits of a probability: 16, 8 or 4 (`protocols.quantise`)."""
     protocol_hints: bool = False
-    """Whether verdicts may hint the protocol of the next window, under protocols with `RoundProtocol.beside`."""
+    lookahead_hints: bool = False
+    """Whether verdicts may hint the next window's protocol (`RoundProtocol.beside`), and lookahead without sampling."""
 
 
 class Draft(Message, frozen=True):
@@ -248,7 +248,8 @@ class Verdict(Message, frozen=True):
     joined: int = 0
     """Of a round in a stream: number of drafted tokens that the pass verified, of one window or more."""
     protocol: str = ""
-    """Protocol of the next window, where the session takes such hints; empty: no change."""
+    lookahead: int = NO_HINT
+    """Protocol of the next window (empty: no change) and lookahead, 0 or 1, where the session takes such hints."""
 
 
 class Resync(Message, frozen=True):

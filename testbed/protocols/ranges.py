@@ -100,6 +100,7 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "base_len": _COUNT,
         "draft": _ROUND,
         "joined": _COUNT,
+        "lookahead": Range(NO_HINT, 1),
     },
     Busy: {"round": _ROUND, "retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
     Pong: {"time_s": _CLOCK},

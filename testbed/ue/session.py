@@ -49,7 +49,8 @@ class DecodingSession:
             "stream": drafts without rounds, where `stream_parts` has drafters; elsewhere 1.
         stream: windows join the output of a target that does not wait for them, where `stream_parts` has drafters.
         streams: chooses what a model drafts for streams, with "stream" and None; None: models have no streams.
-        chooser: chooses lookahead and window of rounds over several requests; None: for this request alone.
+        chooser: chooses lookahead and window of rounds over several requests, or follows hints of lookahead; None: for
+            this request alone, without hints.
         uploads: protocols of the windows, kept over several requests; None: `protocol`, without hints.
     """
 
@@ -238,6 +239,7 @@ class DecodingSession:
             self._stream.commit(added.tolist())
         self._risk = verdict.risk
         self._uploads.follow(verdict)
+        self._lookahead.follow(verdict)
         if self._hints and verdict.window != NO_HINT:
             self._hints.hinted(verdict.window)
             self._alone = verdict.window == 0
@@ -271,6 +273,7 @@ class DecodingSession:
             coupled=sampling.coupled, stream=self._stream.window if self._stream else 0,
             endless=more is not None and self._client.endless(self._ends), block=sampling.block,
             q_top=sampling.q_top, q_bits=sampling.q_bits, protocol_hints=self._uploads.hinted,
+            lookahead_hints=self._lookahead.hinted,
         )  # fmt: skip
         sent = await self._client.send(message, {"ids": self._committed})
         self._open_bytes += sent

@@ -19,8 +19,8 @@ MOST_DECIDED = 4096
 
 
 class DecidedHints:
-    """Implements `WindowHints`: the windows and protocols that a controller decided, for UEs that ask for hints, and
-    thresholds of judges.
+    """Implements `WindowHints`: the windows, protocols and lookahead that a controller decided, for UEs that ask for
+    hints, and thresholds of judges.
 
     Attributes:
         worths: worth of a token of each UE for the order of the batch, by identity.
@@ -76,7 +76,8 @@ class DecidedHints:
         decided, protocol = self._of(session), ""
         if session.protocol_hints:
             protocol = decided.protocol
-        return Hint(_window(session, decided.window), protocol)
+        lookahead = decided.lookahead if session.lookahead_hints else NO_HINT
+        return Hint(_window(session, decided.window), protocol, lookahead)
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """See `WindowHints.learn`: the controller learns."""

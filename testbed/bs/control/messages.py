@@ -74,6 +74,8 @@ class Decided(_ControlMessage, frozen=True):
     """Its weight on the radio, for the live view; None: weights are not decided."""
     threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     """θ of its judge, at most the one that it requested; None: that one."""
+    lookahead: Annotated[int, msgspec.Meta(ge=NO_HINT, le=1)] = NO_HINT
+    """Lookahead to hint; `NO_HINT`: no change."""
 
 
 class Decisions(_ControlMessage, frozen=True):

@@ -65,6 +65,7 @@ class _Track:
     """Protocol of the last window; empty: there was none."""
     hint: int = NO_HINT
     hint_protocol: str = ""
+    hint_lookahead: int = NO_HINT
     csi: Csi | None = None
     ahead: int = 0
     used: int = 0
@@ -117,7 +118,8 @@ class Recent(Observer):
         end_s = arrived_s + waited_s + bs_s
         link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # NaN stays NaN
         ahead, used, overlap_s = _overlap(track, session, round_)
-        track.told_s, track.window, track.hint, track.hint_protocol = end_s, drafted, verdict.window, verdict.protocol
+        track.told_s, track.window = end_s, drafted
+        track.hint, track.hint_protocol, track.hint_lookahead = verdict.window, verdict.protocol, verdict.lookahead
         if drafted and session.protocol is not None:
             track.kind = session.protocol.carried(("hidden",) if round_.hidden_came else ()).kind
         track.rounds += 1
@@ -233,7 +235,7 @@ class Recent(Observer):
             track.number, track.place, track.session, kind, _state(session), session.threshold, session.speed_tps,
             session.begun_s, session.got, track.rounds, track.drafted, track.accepted, track.judged, track.window,
             track.hint, track.csi, track.ahead, track.used, max(0, track.ahead - track.used - waiting), track.overlap_s,
-            track.hint_protocol, None if self._weight is None else self._weight(session),
+            track.hint_protocol, None if self._weight is None else self._weight(session), track.hint_lookahead,
         )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ class Hint(NamedTuple):
     """Its length; 0: the BS decodes alone, `NO_HINT`: none."""
     protocol: str = ""
     """Its protocol, for sessions with `protocol_hints`; empty: no change."""
+    lookahead: int = NO_HINT
+    """Lookahead from it on, for sessions with `lookahead_hints`; `NO_HINT`: no change."""
 
 
 class WindowHints(Protocol):

@@ -9,7 +9,7 @@ from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.model import ModelSource, RadioUe
 from testbed.errors import BadInput
-from testbed.experiments.cell.sections import CellControl, CellModels
+from testbed.experiments.cell.sections import CellBs, CellControl, CellModels
 from testbed.experiments.cell.stations import CellsConfig, check_name
 from testbed.experiments.inputs.state import check_kind
 from testbed.options import Config, option
@@ -64,6 +64,9 @@ class UeGroup(Config, frozen=True):
         str, option("When to stop drafting; with any rule but fixed, K is the upper limit.", kinds="window rules")
     ] = "fixed"
     lookahead: fields.Lookahead = 0
+    lookahead_hints: Annotated[
+        bool, option("Whether lookahead is 0 or 1 as the base station hints; `lookahead` is the first one's.")
+    ] = False
     csi: Annotated[
         str,
         option(
@@ -122,6 +125,8 @@ class UeGroup(Config, frozen=True):
             raise BadInput(f"unknown protocol {self.protocol!r}; known: {', '.join((*PROTOCOLS, TARGET_ONLY))}")
         if self.protocol_hints and not (self.method.drafts and PROTOCOLS[self.protocol].beside):
             raise BadInput(f"group {self.name}: no other protocol can be hinted beside {self.protocol}; take sh")
+        if self.lookahead_hints and (self.lookahead not in (0, 1) or not self.method.looks_ahead):
+            raise BadInput(f"group {self.name}: lookahead_hints need lookahead 0 or 1, and windows that may look ahead")
         if self.drafts is not None and not self.lossless:
             raise BadInput(f"group {self.name}: drafts are recorded for greedy decoding and the strict judge")
         if self.drafts is not None and self.lookahead == "stream":
@@ -151,37 +156,6 @@ class UeGroup(Config, frozen=True):
     def lossless(self) -> bool:
         """Whether responses are the target's own greedy output."""
         return not (self.judge_keeps or self.threshold or self.samples)
-
-
-class CellBs(Config, frozen=True):
-    """The base station behind the cell."""
-
-    profile: Annotated[str, option("Pass times: a profile's name or file.", completes="profiles")] = (
-        "a100-qwen3-32b-appendix"
-    )
-    scheduler: Annotated[str, option("Order of verification.", kinds="schedulers")] = "fcfs"
-    max_batch: Annotated[int, option("Requests of one pass, at most.", least=1, most=4096)] = 256
-    between_ms: Annotated[
-        float,
-        option(
-            "Time between passes that follow each other: judging, answering, planning. `cell run --real` measures it.",
-            least=0,
-            most=1e4,
-            unit="ms",
-        ),
-    ] = 0.0
-    between_request_ms: Annotated[
-        float, option("The same for each request of the pass before, beside that.", least=0, most=1e3, unit="ms")
-    ] = 0.0
-    kv_tokens: Annotated[int, option("Tokens in the KV cache.", least=1024, most=10**9, unit="tokens")] = 1_000_000
-    plan: Annotated[
-        str | None,
-        option("JSON of `optim plan`: its batches, window and shares are carried out, in place of the scheduler's."),
-    ] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        SCHEDULERS.choose(self.scheduler)
 
 
 class CellConfig(Config, frozen=True):
@@ -274,6 +248,8 @@ class CellConfig(Config, frozen=True):
             raise BadInput("no UE follows the windows of control.windows: give a group `window_rule: hinted`")
         if self.control.protocol == "joint" and not any(group.protocol_hints for group in self.ues):
             raise BadInput("no UE follows the protocols of control.protocol: give a group `protocol_hints: true`")
+        if self.control.lookahead == "joint" and not any(group.lookahead_hints for group in self.ues):
+            raise BadInput("no UE follows the lookahead of control.lookahead: give a group `lookahead_hints: true`")
         if self.control.threshold == "joint" and not any(group.most_threshold for group in self.ues):
             raise BadInput(
                 "control.threshold decides θ of judges that keep tokens: give a group judge_keeps, or with `models` a "

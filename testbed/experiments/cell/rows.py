@@ -90,8 +90,8 @@ def _quality(group: UeGroup, tallies: Sequence[UeTally]) -> dict[str, float | No
 
 
 def _lookahead(group: UeGroup, tallies: Sequence[UeTally], rounds: int) -> float | None:
-    """The group's lookahead; where it is chosen for each window, the mean."""
-    if isinstance(group.lookahead, int):
+    """The group's lookahead; where it is chosen for each window, or hinted, the mean."""
+    if isinstance(group.lookahead, int) and not group.lookahead_hints:
         return group.lookahead
     return sum(tally.looked_ahead for tally in tallies) / rounds if rounds else None
 

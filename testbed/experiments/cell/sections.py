@@ -1,12 +1,44 @@
-"""Sections of a cell's file: what is decided while serving, and the models that compute its tokens."""
+"""Sections of a cell's file: its base station, what is decided while serving, and models that compute its tokens."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from testbed import fields
+from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.optim.loops.objectives import objective
 from testbed.options import Config, option
+
+
+class CellBs(Config, frozen=True):
+    """The base station behind the cell."""
+
+    profile: Annotated[str, option("Pass times: a profile's name or file.", completes="profiles")] = (
+        "a100-qwen3-32b-appendix"
+    )
+    scheduler: Annotated[str, option("Order of verification.", kinds="schedulers")] = "fcfs"
+    max_batch: Annotated[int, option("Requests of one pass, at most.", least=1, most=4096)] = 256
+    between_ms: Annotated[
+        float,
+        option(
+            "Time between passes that follow each other: judging, answering, planning. `cell run --real` measures it.",
+            least=0,
+            most=1e4,
+            unit="ms",
+        ),
+    ] = 0.0
+    between_request_ms: Annotated[
+        float, option("The same for each request of the pass before, beside that.", least=0, most=1e3, unit="ms")
+    ] = 0.0
+    kv_tokens: Annotated[int, option("Tokens in the KV cache.", least=1024, most=10**9, unit="tokens")] = 1_000_000
+    plan: Annotated[
+        str | None,
+        option("JSON of `optim plan`: its batches, window and shares are carried out, in place of the scheduler's."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        SCHEDULERS.choose(self.scheduler)
 
 
 class CellControl(Config, frozen=True):
@@ -19,6 +51,7 @@ class CellControl(Config, frozen=True):
     order: Literal["fixed", "joint"] = "fixed"
     protocol: Literal["fixed", "joint"] = "fixed"
     threshold: Literal["fixed", "joint"] = "fixed"
+    lookahead: Literal["fixed", "joint"] = "fixed"
     objective: Annotated[str, option("What is maximised: goodput, of promises that are kept, or fair.")] = "goodput"
     every_ms: Annotated[
         float,
@@ -43,7 +76,7 @@ class CellControl(Config, frozen=True):
     @property
     def decides(self) -> bool:
         """Whether anything is decided while serving."""
-        return "joint" in (self.windows, self.weights, self.order, self.protocol, self.threshold)
+        return "joint" in (self.windows, self.weights, self.order, self.protocol, self.threshold, self.lookahead)
 
 
 class CellModels(Config, frozen=True):

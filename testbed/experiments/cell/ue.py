@@ -14,6 +14,7 @@ from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.deployment.load import LoadUe
 from testbed.tasks import together
 from testbed.ue.records import RequestRecord
+from testbed.ue.windows.lookahead import Lookahead
 from testbed.ue.windows.stream_choice import StreamChoice
 
 
@@ -68,6 +69,13 @@ def streams_of(group: UeGroup) -> StreamChoice | None:
     if group.drafts is not None or group.lookahead not in (None, "stream"):
         return None
     return StreamChoice(group.window, alone=group.lookahead is None)
+
+
+def lookahead_of(group: UeGroup) -> Lookahead | None:
+    """Lookahead of all responses of a UE that follows hints; None: each response has that of the group."""
+    if not group.lookahead_hints or not isinstance(group.lookahead, int):
+        return None
+    return Lookahead(group.lookahead, hinted=True)
 
 
 def drawn_lengths(group: UeGroup) -> Callable[[random.Random], tuple[int, int]]:

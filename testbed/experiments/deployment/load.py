@@ -22,6 +22,7 @@ from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.base import WindowPolicy
+from testbed.ue.windows.lookahead import Lookahead
 from testbed.ue.windows.stream_choice import StreamChoice
 from testbed.ue.windows.uploads import Uploads
 
@@ -52,6 +53,8 @@ class LoadUe:
     lookahead: Ahead = 0
     streams: StreamChoice | None = None
     """See `DecodingSession`."""
+    chooser: Lookahead | None = None
+    """See `DecodingSession`."""
     most_tokens: int | None = None
     """Longest response; None: as each request says."""
     state: ChannelState = UNKNOWN
@@ -71,7 +74,7 @@ class LoadUe:
             self.client, self.drafter, protocol(self.protocol), policy, self.threshold, csi=self.state.now,
             pace=self.pace, sampling=self.sampling, seed=self.seeds(), speed_tps=self.speed_tps,
             accept_slower=self.accept_slower, lookahead=self.lookahead, streams=self.streams,
-            uploads=self.uploads,
+            uploads=self.uploads, chooser=self.chooser,
         )  # fmt: skip
 
         def seen(record: RoundRecord) -> None:

@@ -14,6 +14,11 @@ mean pass); a round stays for h passes and, unless it is in every pass, is in it
 
     T_i = A + c·(1 − q) + (1 − p)·s + h·P + c·q / z = a + k / z,      speed v_i = E / T_i.
 
+With lookahead the next window is valid with probability h = α^K·g (`optim.draft_window.lookahead`). With D = (K + 1)·d
+for drafting it and R for the rest of a round, a window takes (1 − h)·K·d + (h·D + R)/(1 + h) on average if D ≤ R, else
+(1 − h)·(K·d + R) + h·D, which is the larger one then; the choice between them knows of R the round trips only. A void
+window follows each miss: bits and drafted tokens are those of 2 − h windows, and the air takes c·(1/(1 + h) + 1 − h).
+
 With window 0 the BS decodes alone: every pass yields a token, so that E = 1, p = 1, h = 1, A = c = 0 and T_i = P.
 """
 
@@ -50,6 +55,8 @@ class RoundTable(NamedTuple):
     """p"""
     waits: Array
     """h"""
+    overlap: Array
+    """Factor of the time at the BS: 1/(1 + h) with lookahead, since two windows are on their way at a time."""
 
     def chosen(self, columns: IntArray) -> RoundTable:
         """One choice of each UE."""
@@ -79,7 +86,9 @@ class RoundChoices:
         modes = [(*ue.modes, *[ue.modes[0]] * (count - len(ue.modes))) for ue in ues]
         flat = [mode for each in modes for mode in each]
         values = _rows([mode[2:] for mode in flat]).reshape(len(ues), count, -1)
-        token, fixed, asked, asked_bits, _, risk = (values[:, :, at, None] for at in range(values.shape[2]))
+        token, fixed, asked, asked_bits, _, risk, ahead, most_guess = (
+            values[:, :, at, None] for at in range(values.shape[2])
+        )
         drafts = window > 0
         alpha = _by_position([mode.acceptance for mode in flat], self.width).reshape(len(ues), count, -1)
         known = [(u.backlog_bits, u.draft_s, u.link_s, u.rate_bps, u.cached, u.draft_j, u.bit_j) for u in ues]
@@ -88,17 +97,24 @@ class RoundChoices:
         bits = (backlog + fixed) * drafts + window * (token + asked * asked_bits)
         trips = (2 - (1 - asked) ** window) * drafts
         new = window + 1
-        tokens = np.cumsum(np.cumprod(alpha, axis=2), axis=2)
+        whole = np.cumprod(alpha, axis=2)
+        tokens = np.cumsum(whole, axis=2)
+        guess = np.minimum(np.concatenate([alpha[:, :, 1:], alpha[:, :, -1:]], axis=2), most_guess)
+        hit = ahead * drafts * whole * guess
+        void, overlap = ahead * drafts * (1 - hit), 1 / (1 + hit)
+        link, drafting, further = trips * link_s, window * draft_s, hit * (window + 1) * draft_s
+        fixed_s = np.maximum((1 - hit) * drafting + (further + link) * overlap, (1 - hit) * (drafting + link) + further)
         reached = np.concatenate([np.zeros_like(tokens[:, :, :1]), tokens[:, :, :-1]], axis=2)
         parts = (
             tokens,
-            window * draft_s + trips * link_s,
-            bits / np.maximum(rate, LEAST_BPS),
+            fixed_s,
+            bits / np.maximum(rate, LEAST_BPS) * (overlap + void),
             (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached,
-            window * draft_j + bits * bit_j,
+            (window * draft_j + bits * bit_j) * (1 + void),
             reached * risk,
             np.where(drafts, joins[:, None, None], 1.0),
             np.where(drafts, cell.waits, 1.0),
+            overlap,
         )
         shape = (len(ues), count, len(window))
         return RoundTable(*(np.broadcast_to(part, shape).reshape(len(ues), -1) for part in parts))
@@ -111,7 +127,7 @@ class RoundChoices:
         """a and k of the time a + k/z of a round, in the table's shape."""
         activity = self.activity.reshape((-1,) + (1,) * (table.tokens.ndim - 1))
         at_bs_s = (1 - table.joins) * table.pass_s + table.waits * pass_s
-        fixed_s = table.fixed_s + table.air_s * (1 - activity) + at_bs_s
+        fixed_s = table.fixed_s + table.air_s * (1 - activity) + at_bs_s * table.overlap
         return fixed_s, table.air_s * activity
 
     def column(self, mode: int, window: int) -> int:

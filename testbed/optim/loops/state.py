@@ -32,6 +32,11 @@ class RoundMode(NamedTuple):
     """θ of the judge."""
     risk: float = 0.0
     """Expected risk that a drafted token adds if those before it are accepted: −ln(1 − p) of what the judge keeps."""
+    ahead: float = 0.0
+    """1: lookahead, the next window is drafted and sent while the verdict of the last one is on its way; else 0."""
+    guess: float = 1.0
+    """Largest probability that the target's token after an accepted window is guessed; α of the position behind the
+    window may be lower."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from testbed.errors import BadInput
 from testbed.optim.draft_window.lookahead import Waits, gain, token_s
+from testbed.protocols.messages import NO_HINT, Verdict
 from testbed.ue.records import RoundRecord
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.fixed import FixedWindow
@@ -36,9 +38,16 @@ class Lookahead:
         fixed: lookahead of all windows, 0 or 1; None: it is chosen.
         most: largest window, where the window is chosen as well; None: the window rule decides about it.
         able: whether windows can be sent ahead at all.
+        hinted: whether to follow what verdicts hint; until then, `fixed` holds.
+
+    Raises:
+        BadInput: hints beside a choice of its own, or where no windows can be sent ahead.
     """
 
-    def __init__(self, fixed: int | None, most: int | None = None, able: bool = True) -> None:
+    def __init__(self, fixed: int | None, most: int | None = None, able: bool = True, hinted: bool = False) -> None:
+        if hinted and (fixed is None or not able):
+            raise BadInput("lookahead is hinted in place of a given one, and where windows can be sent ahead")
+        self.hinted = hinted
         self.fixed = fixed if able or fixed is None else 0
         self._most, self._able = most if fixed is None else None, able
         self._keep = KEEP if self._most is None else KEEP_ACCEPTANCE
@@ -46,6 +55,11 @@ class Lookahead:
         self._drafted = self._draft_s = self._plain = self._pass_s = 0.0
         self._accepted = self._kept = self._rejected = 0.0
         self._trip_s = ForgettingLine(1 / (1 - KEEP))
+
+    def follow(self, verdict: Verdict) -> None:
+        """Take the hint of a verdict; one that was not asked for changes nothing."""
+        if self.hinted and verdict.lookahead != NO_HINT:
+            self.fixed = verdict.lookahead
 
     def room(self, room: int) -> int:
         """Most tokens of the next window, for an output of `room` further tokens."""

@@ -39,7 +39,7 @@ KNOWN = {NAME, b"other"}
 def session(number: int = 1) -> Session:
     """A session that asks for hints of windows up to 6 and of protocols."""
     made = Session((NAME, number), "s", np.zeros(9, np.int32), 5, protocol("sh"), 0.0, 4)
-    made.hinted, made.protocol_hints = 6, True
+    made.hinted, made.protocol_hints, made.lookahead_hints = 6, True, True
     return made
 
 
@@ -84,10 +84,10 @@ async def test_rounds_are_told_and_decisions_are_hinted(tmp_path: Path) -> None:
         assert hinted(control) == Hint()  # nobody is told
         bs = await ControlledStation.connect(tmp_path / "c", told.append)
         running = asyncio.create_task(bs.run())
-        bs.decide(Decisions({NAME: Decided(9, "fh", 2.5, 0.5, 0.25), b"other": Decided(2)}))
+        bs.decide(Decisions({NAME: Decided(9, "fh", 2.5, 0.5, 0.25, 1), b"other": Decided(2)}))
         await until(lambda: control.hints.worths)
         assert control.hints.worths == {NAME: 2.5, b"other": 1.0} and control.hints.weight(session()) == 0.5
-        assert hinted(control) == (6, "fh")  # no more than it asked for
+        assert hinted(control) == (6, "fh", 1)  # no more than it asked for
         judged, strict = session(), session()
         judged.threshold, strict.threshold = 0.5, 0.1
         assert [control.hints.threshold(one) for one in (judged, strict)] == [0.25, 0.1]  # nor a higher one
@@ -106,7 +106,7 @@ def test_a_ue_that_asks_for_no_hints_gets_none() -> None:
     decided = DecidedHints(lambda event: None)
     decided.apply(Decisions({NAME: Decided(3, "fh")}))
     one = session()
-    one.hinted, one.protocol_hints = 0, False
+    one.hinted, one.protocol_hints, one.lookahead_hints = 0, False, False
     assert decided.hint(one, round_(), 1, 0.0) == Hint()
 
 
@@ -125,6 +125,7 @@ def test_a_ue_that_draws_tokens_itself_keeps_drafting(kind: str, told: int) -> N
      frame(Decisions({NAME: Decided(-2)})), frame(Decisions({NAME: Decided(2**20)})),
      frame(Decisions({NAME: Decided(1, "nowhere")})), frame(Decisions({NAME: Decided(worth=float("nan"))})),
      frame(Decisions({NAME: Decided(weight=-1.0)})), frame(Decisions({NAME: Decided(threshold=1.5)})),
+     frame(Decisions({NAME: Decided(lookahead=2)})),
      frame(SessionEnded(NAME, 1))],
 )  # fmt: skip
 async def test_what_cannot_be_hinted_ends_the_connection(

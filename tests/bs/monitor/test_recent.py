@@ -27,7 +27,7 @@ from testbed.experiments.inputs.profile import InteractionVerify
 from testbed.optim.pass_time import Coefficients, RequestWork
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
-from testbed.protocols.messages import Verdict
+from testbed.protocols.messages import NO_HINT, Verdict
 from testbed.synthetic import next_token
 from testbed.ue.client import Client
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -153,17 +153,17 @@ def test_a_row_by_hand() -> None:
 
 
 def test_rows_show_what_a_controller_decided() -> None:
-    """The protocol hinted last, and the radio's weight at the time of the look."""
+    """The protocol and lookahead hinted last, and the radio's weight at the time of the look."""
     table = SessionTable()
     weights = {b"ue": 0.5}
     recent = Recent(table, weight=lambda session: weights.get(session.key[0]))
     session = opened(table, 0)
     (row,) = recent.look(0, 0, 1.0).rows
-    assert (row.hint_protocol, row.weight) == ("", 0.5)
-    recent.round(session, one(), msgspec.structs.replace(told(), protocol="fh"))
+    assert (row.hint_protocol, row.weight, row.hint_lookahead) == ("", 0.5, NO_HINT)
+    recent.round(session, one(), msgspec.structs.replace(told(), protocol="fh", lookahead=1))
     weights[b"ue"] = 2.5
     (row,) = recent.look(0, 0, 2.0).rows
-    assert (row.hint_protocol, row.weight) == ("fh", 2.5)
+    assert (row.hint_protocol, row.weight, row.hint_lookahead) == ("fh", 2.5, 1)
 
 
 def test_a_look_shows_what_came_since_the_last_one_and_no_more_than_a_ring() -> None:

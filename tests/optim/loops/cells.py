@@ -35,6 +35,8 @@ def random_cell(rng: np.random.Generator, ues: int, least: int = 1) -> CellState
         promise = None if rng.random() < 0.4 else float(rng.uniform(1, 12))
         ways = modes(alpha)
         picked = tuple(ways[i] for i in sorted(rng.choice(3, size=int(rng.integers(1, 3)), replace=False)))
+        if rng.random() < 0.5:
+            picked = (*picked, picked[0]._replace(ahead=1.0, guess=float(rng.uniform(0.3, 1))))
         low = int(rng.integers(least, 4))
         found.append(
             UeState(
@@ -87,7 +89,15 @@ def speeds(cell: CellState, at: int, choice: tuple[int, int], pass_s: float, sha
     with np.errstate(divide="ignore"):
         air_s = alone_s * (1 - ue.activity) + alone_s * ue.activity / shares
     at_bs_s = waits * pass_s + (1 - joins) * work_s(ue, window)
-    return expected_tokens(mode.acceptance, window) / (window * ue.draft_s + trips * ue.link_s + air_s + at_bs_s)
+    drafts_s, link_s = window * ue.draft_s, trips * ue.link_s
+    if mode.ahead:
+        rates = [mode.acceptance[min(i, len(mode.acceptance) - 1)] for i in range(window + 1)]
+        hit = math.prod(rates[:-1]) * min(rates[-1], mode.guess)
+        further_s = hit * (window + 1) * ue.draft_s
+        overlapped = (1 - hit) * drafts_s + (further_s + link_s) / (1 + hit)
+        drafts_s, link_s = max(overlapped, (1 - hit) * (drafts_s + link_s) + further_s), 0.0
+        air_s, at_bs_s = air_s * (1 / (1 + hit) + 1 - hit), at_bs_s / (1 + hit)
+    return expected_tokens(mode.acceptance, window) / (drafts_s + link_s + air_s + at_bs_s)
 
 
 def utilities(kind: str, speed: np.ndarray, promise: float | None) -> np.ndarray:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.optim.draft_window.lookahead import Waits, token_s
 from testbed.optim.loops.joint import decide
 from testbed.optim.loops.objectives import OBJECTIVES, Prices
 from testbed.optim.loops.rounds import RoundChoices, times_s
@@ -134,6 +135,32 @@ def test_a_price_of_risk_closes_the_judge() -> None:
     cell = CellState((UeState(rate_bps=2e7, draft_s=0.01, modes=(strict, lenient)),), A100)
     assert decide(cell, GOODPUT).modes[0] == 1
     assert decide(cell, GOODPUT, Prices(risk=10.0)).modes[0] == 0
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize(("window", "link_s"), [(2, 0.2), (4, 0.2), (8, 0.4)])
+def test_the_time_of_rounds_with_lookahead_is_that_of_its_own_model(alpha: float, window: int, link_s: float) -> None:
+    """A UE alone that drafts within a round trip, without bits on the air."""
+    modes = tuple(RoundMode("greedy", (alpha,), token_bits=0.0, ahead=one) for one in (0.0, 1.0))
+    ue = UeState(rate_bps=1e9, draft_s=0.01, link_s=link_s, modes=modes, windows=(window, window))
+    rounds = RoundChoices(CellState((ue,), A100))
+    for lookahead in (0, 1):
+        table = rounds.table.chosen(np.array([rounds.column(lookahead, window)]))
+        pass_s = rounds.pass_s(table)
+        (fixed_s,), (air_s,) = rounds.terms(table, pass_s)
+        assert air_s == 0
+        expected_s = token_s(window, alpha, Waits(0.01, link_s + pass_s), lookahead)
+        assert fixed_s / table.tokens[0] == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_windows_are_sent_ahead_where_round_trips_are_long_and_not_where_the_uplink_is_narrow() -> None:
+    def lookahead(alpha: float, rate_bps: float, link_s: float) -> int:
+        base = RoundMode("fh", (alpha,), token_bits=32_785)
+        ue = UeState(rate_bps=rate_bps, draft_s=0.01, link_s=link_s, modes=(base, base._replace(ahead=1.0)))
+        return int(decide(CellState((ue,) * 3, A100), GOODPUT).modes[0])
+
+    assert lookahead(0.9, 1e9, 0.1) == 1
+    assert lookahead(0.4, 2e6, 0.002) == 0
 
 
 def test_given_weights_leave_windows_and_modes_to_choose() -> None:

@@ -26,9 +26,10 @@ function protocol(row) {
   return row.protocol + (row.threshold > 0 ? ` θ ${few(row.threshold)}` : "") + hint;
 }
 
-/** What came before it was due: tokens verified and dropped, and the time that this hid. */
+/** What came before it was due: tokens verified and dropped, the time that this hid, and the lookahead hinted. */
 function ahead(row) {
-  return row.ahead ? `${row.used} of ${row.ahead} used, ${row.void} void · ${row.overlap_s.toFixed(1)} s hidden` : "–";
+  const came = `${row.used} of ${row.ahead} used, ${row.void} void · ${row.overlap_s.toFixed(1)} s hidden`;
+  return (row.ahead ? came : "–") + (row.hint_lookahead >= 0 ? ` (hint ${row.hint_lookahead})` : "");
 }
 
 function speedText(row, now_s) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from testbed.clock import Clock
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.control.estimates import CellEstimates, UeEstimates
 from testbed.experiments.cell.control.judgements import LEVELS
-from testbed.experiments.cell.control.modes import judged, round_mode
+from testbed.experiments.cell.control.modes import ahead, judged, round_mode
 from testbed.experiments.cell.control.radio import ControlledRadio, RadioMeter
 from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.tally import UeTally
@@ -44,6 +45,16 @@ OWN_SIZES = Sizes(hidden_size=1)
 """Sizes of messages where a profile has none."""
 
 
+class _Way(NamedTuple):
+    """A way of carrying rounds, between which a controller decides."""
+
+    protocol: str
+    threshold: float | None = None
+    """θ; None: it is given."""
+    lookahead: int | None = None
+    """None: it is given."""
+
+
 class _Counts(NamedTuple):
     """Counters of the base station."""
 
@@ -53,8 +64,8 @@ class _Counts(NamedTuple):
 
 
 class JointController:
-    """Decides radio weights, windows, protocols, thresholds and the order of batches together, every `every_ms` and
-    when responses begin or end.
+    """Decides radio weights, windows, protocols, thresholds, lookahead and the order of batches together, every
+    `every_ms` and when responses begin or end.
 
     Args:
         members: the group of each UE of the cell, by number.
@@ -133,8 +144,16 @@ class JointController:
         profile = self._profiles[group.profile]
         sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most)
         modes = [
-            judged(round_mode(kind, acceptance, sizes, profile.overheads, ue.asked.value), ue.judgements, threshold)
-            for kind, threshold in self._ways(group)
+            ahead(
+                judged(
+                    round_mode(way.protocol, acceptance, sizes, profile.overheads, ue.asked.value),
+                    ue.judgements,
+                    way.threshold,
+                ),
+                ue.judgements,
+                group.lookahead == 1 if way.lookahead is None else bool(way.lookahead),
+            )
+            for way in self._ways(group)
         ]
         least = 1 if ue.measured < MEASURED or PROTOCOLS[group.protocol].replaces else 0
         rate_bps = self._meter.rate_bps(number)
@@ -173,24 +192,22 @@ class JointController:
     def _hinted(self, group: UeGroup) -> bool:
         return self._config.control.windows == "joint" and WINDOW_RULES[group.window_rule].hinted
 
-    def _ways(self, group: UeGroup) -> list[tuple[str, float | None]]:
-        """Protocols and θ between which to choose; θ None: it is given.
-
-        Protocols are that of the sessions, and the one beside it, if they are decided.
-        """
+    def _ways(self, group: UeGroup) -> list[_Way]:
+        """Ways between which to choose. Protocols are that of the sessions and, if decided, the one beside it."""
         control, kinds = self._config.control, [group.protocol]
         if control.protocol == "joint" and group.protocol_hints:
             kinds.append(PROTOCOLS[group.protocol].beside)
         most = group.most_threshold
         levels = [share * most for share in LEVELS] if control.threshold == "joint" and most else [None]
-        return [(kind, threshold) for kind in kinds for threshold in levels]
+        aheads = [0, 1] if control.lookahead == "joint" and group.lookahead_hints else [None]
+        return [_Way(*parts) for parts in product(kinds, levels, aheads)]
 
     def _current(self, number: int, ue: UeEstimates) -> tuple[int, int] | None:
         """Mode and window of a UE until now; None: nothing was decided."""
-        if ue.window is None and not ue.mode and ue.threshold is None:
+        if ue.window is None and not ue.mode and ue.threshold is None and ue.lookahead is None:
             return None
         group = self._members[number]
-        ways, way = self._ways(group), (ue.mode or group.protocol, ue.threshold)
+        ways, way = self._ways(group), _Way(ue.mode or group.protocol, ue.threshold, ue.lookahead)
         mode = ways.index(way) if way in ways else 0
         return mode, ue.present if ue.window is None else ue.window
 
@@ -216,15 +233,16 @@ class JointController:
         for (number, ue), window, mode, weight, worth in zip(active, *columns, strict=True):
             if control.weights == "joint":
                 self._radio.ports[number][True].weight = weight
-            group, before = self._members[number], (ue.window, ue.mode, ue.threshold)
-            kind, ue.threshold = self._ways(group)[mode]
+            group, before = self._members[number], (ue.window, ue.mode, ue.threshold, ue.lookahead)
+            kind, ue.threshold, ue.lookahead = self._ways(group)[mode]
             ue.window = window if self._hinted(group) else None
             ue.mode = kind if control.protocol == "joint" and group.protocol_hints else ""
-            now = ue.window, ue.mode, ue.threshold
+            now = ue.window, ue.mode, ue.threshold, ue.lookahead
             if any(old not in (None, "", new) for old, new in zip(before, now, strict=True)):
                 self._tallies[number].switched()
             hinted, shown = NO_HINT if ue.window is None else ue.window, weight if control.weights == "joint" else None
-            found[ue_name(number)] = Decided(hinted, ue.mode, worth, shown, ue.threshold)
+            further = NO_HINT if ue.lookahead is None else ue.lookahead
+            found[ue_name(number)] = Decided(hinted, ue.mode, worth, shown, ue.threshold, further)
         self._decided(Decisions(found))
 
     def _worths(self, decision: Decision) -> NDArray[np.float64]:

@@ -30,6 +30,7 @@ class UeEstimates:
         window: the window that was decided; 0: the BS decodes alone; None: none was decided.
         mode: the protocol that was decided; empty: none was.
         threshold: θ that was decided; None: none was.
+        lookahead: the one that was decided; None: none was.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class UeEstimates:
         self.window: int | None = None
         self.mode = ""
         self.threshold: float | None = None
+        self.lookahead: int | None = None
         self.draft_s, self.mean_window, self.cached = Mean(ROUNDS), Mean(ROUNDS), 0
         self.asked = Mean(ROUNDS)
         """Hidden states per drafted token that a protocol which requests them would request: those of candidates."""

@@ -40,3 +40,13 @@ def judged(mode: RoundMode, judgements: Judgements, threshold: float | None) -> 
         return mode
     acceptance, risk = judgements.acceptance(mode.acceptance, threshold), judgements.risk(threshold)
     return mode._replace(acceptance=acceptance, threshold=threshold, risk=risk)
+
+
+def ahead(mode: RoundMode, judgements: Judgements, looks: bool) -> RoundMode:
+    """A mode with windows that are sent before the verdict of the one before them, or without.
+
+    The guess of the target's token is a drafted one, which no judge helps.
+    """
+    if not looks:
+        return mode
+    return mode._replace(ahead=1.0, guess=judgements.strict if protocol(mode.protocol).judged else 1.0)

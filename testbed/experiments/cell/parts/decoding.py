@@ -18,7 +18,7 @@ from testbed.experiments.cell.parts.drafts import Agreement, VirtualDrafter
 from testbed.experiments.cell.parts.tasks import UeTasks
 from testbed.experiments.cell.recorded import RecordedWork, recording_of, trained_policy, virtual_replay
 from testbed.experiments.cell.tally import UeTally
-from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, streams_of
+from testbed.experiments.cell.ue import Meeting, decode_responses, dice_of, drawn_lengths, lookahead_of, streams_of
 from testbed.experiments.deployment.links import message_sizes
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
@@ -137,6 +137,7 @@ class DecodingUes:
             seeds=partial(Random(seed).getrandbits, 63),
             lookahead=group.lookahead,
             streams=streams_of(group),
+            chooser=lookahead_of(group),
         )
         return ue if self._pair is None else self._pair.decoding(ue, group)
 

@@ -9,9 +9,10 @@ from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
 from testbed.bs.sessions import SessionTable
-from testbed.experiments.cell.config import CellBs, CellConfig
+from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.parts.computed import ComputedPair
 from testbed.experiments.cell.parts.judge import ChanceJudge
+from testbed.experiments.cell.sections import CellBs
 from testbed.experiments.deployment.profiled import hinting
 from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, TrafficRunner
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation

@@ -24,7 +24,7 @@ from testbed.experiments.cell.real.work import UeWork, work_of
 from testbed.experiments.cell.several.moving import MovingClient
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.tally import UeTally
-from testbed.experiments.cell.ue import decode_responses, dice_of, streams_of
+from testbed.experiments.cell.ue import decode_responses, dice_of, lookahead_of, streams_of
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.padding import padded
@@ -161,7 +161,7 @@ def _ue(group: UeGroup, client: Client, work: UeWork, pace: ProfilePace) -> Load
         work.policy if group.method.drafts else None,
         pace, speed_tps=group.class_tps, protocol=group.protocol, lookahead=group.lookahead,
         uploads=Uploads(protocol(group.protocol), hinted=True) if group.protocol_hints else None,
-        threshold=group.threshold, streams=streams_of(group), most_tokens=work.most_tokens,
+        threshold=group.threshold, streams=streams_of(group), most_tokens=work.most_tokens, chooser=lookahead_of(group),
     )  # fmt: skip
 
 
