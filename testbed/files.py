@@ -79,13 +79,13 @@ def json_object(path: Path) -> dict[str, Any]:
     return document
 
 
-def file_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The contents of a regular file of at most `most` bytes.
+def file_bytes(path: Path, most: int | None = None) -> bytes:
+    """The contents of a regular file of at most `most` bytes, by default `MOST_BYTES`.
 
     Raises:
         OSError: it cannot be read, is larger, or is no regular file: a device or pipe may never end.
     """
-    size = path.stat().st_size
+    size, most = path.stat().st_size, MOST_BYTES if most is None else most
     if not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     if size > most:

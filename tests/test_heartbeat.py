@@ -44,7 +44,7 @@ async def test_what_the_loop_computes_itself_counts_by_each_clock() -> None:
 
 async def test_waits_of_the_loop_for_anything_but_a_cpu_count() -> None:
     stall = await measured(lambda: time.sleep(WORK_S))
-    assert stall.cpu_s < WORK_S and stall.running_s > 0.9 * WORK_S
+    assert stall.cpu_s < WORK_S and stall.running_s > 0.6 * WORK_S
 
     def wait() -> None:
         lock = threading.Lock()
@@ -52,7 +52,7 @@ async def test_waits_of_the_loop_for_anything_but_a_cpu_count() -> None:
         threading.Timer(WORK_S, lock.release).start()
         lock.acquire()
 
-    assert (await measured(wait)).running_s > 0.9 * WORK_S
+    assert (await measured(wait)).running_s > 0.6 * WORK_S
 
 
 async def test_waits_for_a_thread_that_computes_count() -> None:
@@ -61,7 +61,7 @@ async def test_waits_for_a_thread_that_computes_count() -> None:
         other.start()
         other.join()
 
-    assert (await measured(beside)).running_s > 0.9 * WORK_S
+    assert (await measured(beside)).running_s > 0.6 * WORK_S
 
 
 @pytest.mark.skipif(

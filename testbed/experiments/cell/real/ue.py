@@ -20,7 +20,7 @@ from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.planning import ue_name
 from testbed.experiments.cell.real.radio import tally_of
 from testbed.experiments.cell.real.reports import UeReport
-from testbed.experiments.cell.real.work import UeWork, work_of
+from testbed.experiments.cell.real.work import DecodedWork, work_of
 from testbed.experiments.cell.several.moving import MovingClient
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.tally import UeTally
@@ -153,7 +153,7 @@ def _link(order: CellUeOrder) -> Link:
     return padded(link, order.group.profile, FULL_BITS)
 
 
-def _ue(group: UeGroup, client: Client, work: UeWork, pace: ProfilePace) -> LoadUe:
+def _ue(group: UeGroup, client: Client, work: DecodedWork, pace: ProfilePace) -> LoadUe:
     """The UE, before it knows anything of its channel."""
     return LoadUe(
         client,

@@ -26,7 +26,7 @@ from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.registry import window_policy
 
 
-class UeWork(NamedTuple):
+class DecodedWork(NamedTuple):
     """What one UE decodes.
 
     Attributes:
@@ -44,7 +44,7 @@ class UeWork(NamedTuple):
     most_tokens: int | None = None
 
 
-def work_of(config: CellConfig, number: int, group: UeGroup, own: Path | None, tally: UeTally) -> UeWork:
+def work_of(config: CellConfig, number: int, group: UeGroup, own: Path | None, tally: UeTally) -> DecodedWork:
     """The work of the UE of this number.
 
     Args:
@@ -64,7 +64,7 @@ def work_of(config: CellConfig, number: int, group: UeGroup, own: Path | None, t
     def ended(prompt: list[int], record: RequestRecord) -> None:
         seen.append((prompt, list(record.token_ids)))
 
-    return UeWork(
+    return DecodedWork(
         Requests(lambda length: [words.randrange(VOCAB) for _ in range(length)], lengths, ended),
         drafter, window_policy(group.window_rule, group.window), partial(_different, seen), drafter.fingerprint,
     )  # fmt: skip
@@ -75,7 +75,7 @@ def write_own(outputs: Sequence[Sequence[int]], path: Path) -> None:
     path.write_bytes(msgspec.msgpack.encode(outputs))
 
 
-def _computed(config: CellConfig, group: UeGroup, own: Path, tally: UeTally) -> UeWork:
+def _computed(config: CellConfig, group: UeGroup, own: Path, tally: UeTally) -> DecodedWork:
     known = dict[tuple[int, ...], list[int]]()
     tasks = PairTasks(config, lambda ids: known[tuple(ids)], at_once=1)
     outputs = msgspec.msgpack.decode(own.read_bytes(), type=list[list[int]])
@@ -83,7 +83,7 @@ def _computed(config: CellConfig, group: UeGroup, own: Path, tally: UeTally) -> 
     mine = UeTasks(tasks, tally, tasks.exact(group))
     drafter = drafter_of(tasks.run, tasks.work)
     assert tasks.work.prompter is not None, "prompts of a data set have a tokenizer"
-    return UeWork(
+    return DecodedWork(
         Requests(mine.prompt, mine.next, mine.seen), drafter, trained_policy(group, drafter.fingerprint),
         lambda: mine.lossy, tasks.work.prompter.fingerprint, tasks.demo.max_tokens,
     )  # fmt: skip
