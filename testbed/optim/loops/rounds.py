@@ -99,11 +99,10 @@ class RoundChoices:
         new = window + 1
         whole = np.cumprod(alpha, axis=2)
         tokens = np.cumsum(whole, axis=2)
-        guess = np.minimum(np.concatenate([alpha[:, :, 1:], alpha[:, :, -1:]], axis=2), most_guess)
-        hit = ahead * drafts * whole * guess
-        void, overlap = ahead * drafts * (1 - hit), 1 / (1 + hit)
-        link, drafting, further = trips * link_s, window * draft_s, hit * (window + 1) * draft_s
-        fixed_s = np.maximum((1 - hit) * drafting + (further + link) * overlap, (1 - hit) * (drafting + link) + further)
+        fixed_s, void, overlap = window * draft_s + trips * link_s, np.zeros(1), np.ones(1)
+        if ahead.any():
+            guess = np.minimum(np.concatenate([alpha[:, :, 1:], alpha[:, :, -1:]], axis=2), most_guess)
+            fixed_s, void, overlap = _ahead(ahead * drafts, whole * guess, window, draft_s, trips * link_s)
         reached = np.concatenate([np.zeros_like(tokens[:, :, :1]), tokens[:, :, :-1]], axis=2)
         parts = (
             tokens,
@@ -137,6 +136,18 @@ class RoundChoices:
     def of_column(self, columns: IntArray) -> tuple[IntArray, IntArray]:
         """Modes and windows of columns."""
         return columns // self.width, columns % self.width
+
+
+def _ahead(looks: Array, guessed: Array, window: Array, draft_s: Array, link_s: Array) -> tuple[Array, Array, Array]:
+    """A with lookahead where `looks` is 1, void windows per window, and the factor of the time at the BS.
+
+    Args:
+        guessed: α^K·g
+    """
+    hit, drafting_s = looks * guessed, window * draft_s
+    missed, overlap, further_s = 1 - hit, 1 / (1 + hit), hit * (window + 1) * draft_s
+    short_s, long_s = missed * drafting_s + (further_s + link_s) * overlap, missed * (drafting_s + link_s) + further_s
+    return np.maximum(short_s, long_s), looks * missed, overlap
 
 
 def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:
