@@ -6,7 +6,6 @@ The paper does not give most conditions of the experiment. Everything that affec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -21,11 +20,15 @@ from testbed.experiments.deployment.traffic_ue import DraftChances
 from testbed.experiments.inputs.profile import InteractionVerify, Profile, load_profile
 from testbed.intervals import LEAST_JUDGED
 from testbed.options import option
+from testbed.protocols.messages import Open
+from testbed.protocols.ranges import RANGES
 from testbed.ue.windows.base import MAX_WINDOW
 
 MOST_UES = 4000
 MOST_TOKENS = 60_000
 """Maximum tokens of a prompt and its response."""
+SPEEDS = RANGES[Open]["speed_tps"]
+"""Speeds that a session may ask for."""
 
 
 class CapacityConfig(Config, frozen=True, kw_only=True):
@@ -213,13 +216,15 @@ def speeds(config: CapacityConfig) -> tuple[float, ...]:
     """Speeds of the classes, or of the mix if there is one.
 
     Raises:
-        BadInput: no speeds, duplicates, or values that are not positive.
+        BadInput: no speeds, duplicates, or values that no session may ask for.
     """
     found = config.classes if config.mix is None else tuple(config.mix)
     if config.mix is not None and any(share < 1 for share in config.mix.values()):
         raise BadInput("shares of a mix are whole numbers, 1 or more")
-    if not found or len(set(found)) < len(found) or not all(0 < speed < math.inf for speed in found):
-        raise BadInput("classes are named by their speed in tokens a second: give positive numbers, each once")
+    if not found or len(set(found)) < len(found) or not all(SPEEDS.least <= speed <= SPEEDS.most for speed in found):
+        raise BadInput(
+            f"classes are named by their speed: give numbers in [{SPEEDS.least:g}, {SPEEDS.most:g}] tokens/s, each once"
+        )
     return found
 
 

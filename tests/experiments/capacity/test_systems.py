@@ -33,6 +33,8 @@ from testbed.options import replaced
         (["systems=[abacus]"], "known: wisp, fcfs-cache"),
         (["systems=[wisp, wisp]"], "each once"),
         (["classes=[2, 2]"], "each once"),
+        (["classes=[1e308]"], "each once"),
+        (["classes=[5e-324]"], "each once"),
         (["mix={fast: 1}"], "mix"),
         (["mix={2: 0}"], "1 or more"),
         (["ues=0"], "ues must lie in 1..4000"),
