@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Offer
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
 from testbed.channel.link_model import Direction, constant
@@ -26,6 +24,7 @@ from testbed.ue.records import RequestRecord
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.lookahead import Lookahead
 from testbed.virtual_time import run_virtually
+from tests.support.hints import Unlearning
 
 VOCAB, TOKENS, PROMPT = 64, 80, [3, 1, 4, 1, 5]
 PROFILE = Profile(
@@ -33,7 +32,7 @@ PROFILE = Profile(
 )
 
 
-class Dice:
+class Dice(Unlearning):
     """Implements `WindowHints`: lookahead at random, also none."""
 
     def __init__(self, seed: int) -> None:
@@ -42,18 +41,6 @@ class Dice:
     def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
         self.given.append(self._dice.choice((NO_HINT, 0, 1)))
         return Hint(lookahead=self.given[-1])
-
-    def threshold(self, session: Session) -> float:
-        return session.threshold
-
-    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
-        return False
-
-    def ended(self, session: Session) -> None:
-        pass
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
 
 
 def decode(hints: Dice, chooser: Lookahead | None, protocol: str = "greedy", lookahead: int = 0) -> RequestRecord:

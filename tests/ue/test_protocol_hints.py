@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from testbed.bs.judging.base import Judge, StrictJudge
 from testbed.bs.judging.head import HeadJudge
 from testbed.bs.monitor.recent import Recent
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.cost import NO_OVERHEADS, Sizes
@@ -40,6 +38,7 @@ from testbed.ue.windows.hinted import Hinted
 from testbed.ue.windows.uploads import Uploads
 from testbed.virtual_time import run_virtually
 from tests.support.heads import random_head
+from tests.support.hints import Unlearning
 from tests.support.stations import client, station
 
 VOCAB, TOKENS, PROMPT = 64, 60, [3, 1, 4, 1, 5]
@@ -51,7 +50,7 @@ PROFILE = Profile(
 
 
 @dataclass
-class Dice:
+class Dice(Unlearning):
     """Implements `WindowHints`: hints at random, whether the UE takes them or not."""
 
     seed: int
@@ -69,18 +68,6 @@ class Dice:
         kind = self._dice.choice(("", "?", "greedy", "fh")) if self._dice.random() < self.share else "sh"
         self.given.append(Hint(self._dice.randrange(6) if session.hinted else NO_HINT, kind))
         return self.given[-1]
-
-    def threshold(self, session: Session) -> float:
-        return session.threshold
-
-    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
-        return False
-
-    def ended(self, session: Session) -> None:
-        pass
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
 
 
 class Shown(Recent):

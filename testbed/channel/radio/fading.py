@@ -31,7 +31,7 @@ STEPS_S = (1e-3, 0.1)
 LEAST_BINS, MOST_BINS = 16, 2**20
 """Frequencies that sample a Doppler spectrum."""
 LEAST_DOPPLER = 1e-300
-"""Of a UE that does not move within any time."""
+"""Smallest Doppler frequency times sampling interval that is computed with."""
 
 
 def require(good: bool, text: str) -> None:

@@ -55,9 +55,9 @@ class RadioReport(NamedTuple):
     """What the process of the radio counted."""
 
     used: list[tuple[float, float]]
-    """Of each cell: sums of shares of the bandwidth in use after the warm-up, up and down."""
+    """Sums of the shares of the bandwidth in use after the warm-up, uplink and downlink, one pair for each cell."""
     relayed: dict[int, RelayedWork]
-    """By decoding UE."""
+    """Work of each decoding UE, by its number."""
     senders: dict[int, UeTally]
     """Counters of UEs that send bytes."""
     still_s: float

@@ -52,7 +52,7 @@ class CellUeOrder(msgspec.Struct, frozen=True):
     stations: Sequence[str] = ()
     """Addresses of all base stations, without radio."""
     own: Path | None = None
-    """With models, the target's own responses (`work.write_own`)."""
+    """File of the target's own responses (`work.write_own`); None: the cell has no models."""
 
     @property
     def group(self) -> UeGroup:
