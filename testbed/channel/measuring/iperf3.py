@@ -29,7 +29,7 @@ NO_IPERF3 = "iperf3 is not installed; install it on both ends (Debian: apt insta
 
 
 class _Busy(LinkError):
-    """The server runs another test."""
+    """The server runs another test, or is between two."""
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 ser
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
         raise BadInput(f"not the output of iperf3 --json: {exc}") from exc
     if document.error is not None:
-        raise _refusal(document.error, server)
+        raise _refusal(document.error, server, begun=bool(document.intervals))
     test, sent = document.start.test_start, document.end.sum_sent
     if test is None or sent is None or test.protocol != "TCP":
         raise BadInput("this iperf3 output holds no TCP transfer; run iperf3 --json without --udp")
@@ -155,8 +155,8 @@ def _rate(received: _Sum, intervals: Sequence[_Interval]) -> Estimate:
     return Estimate(rate, max(0.0, rate - half), rate + half, len(sums))
 
 
-def _refusal(error: str, server: str) -> BadInput | LinkError:
-    """The exception for an error of iperf3, with advice."""
+def _refusal(error: str, server: str, begun: bool) -> BadInput | LinkError:
+    """The exception for an error of iperf3, with advice; `begun`: data was sent."""
     said = " ".join(error.split())
     if "Name or service not known" in said:
         return BadInput(f"unknown host in {server}; give the address of a machine that runs iperf3 -s")
@@ -164,6 +164,8 @@ def _refusal(error: str, server: str) -> BadInput | LinkError:
         return LinkError(f"no iperf3 server answers at {server} ({said}); start one there with iperf3 -s")
     if "busy" in said:
         return _Busy(f"{server} is busy with another test; try again later")
+    if "control socket has closed" in said and not begun:  # iperf3 -s opens its port anew after each test
+        return _Busy(f"{server} closed the connection before the transfer began; is iperf3 -s running there?")
     return LinkError(f"the transfer with {server} failed: {said}")
 
 

@@ -196,8 +196,13 @@ def test_an_iperf3_that_refuses_its_arguments(fake_iperf3: Path) -> None:
     refuse(lambda: run_iperf3("h", 7, 1, False), LinkError, "failed (exit code 1): iperf3: unrecognized option")
 
 
-def test_a_busy_server_is_asked_again(fake_iperf3: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    busy = json.dumps({"start": {}, "intervals": [], "end": {}, "error": "the server is busy running a test."})
+@pytest.mark.parametrize(
+    "error", ["the server is busy running a test.", "error - control socket has closed unexpectedly"]
+)
+def test_a_busy_server_is_asked_again(
+    fake_iperf3: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str
+) -> None:
+    busy = json.dumps({"start": {}, "intervals": [], "end": {}, "error": error})
     (tmp_path / "busy.json").write_text(busy)
     (tmp_path / "done.json").write_text(json.dumps(document()))
     install(fake_iperf3, f"cd {tmp_path}; echo >>asked; [ $(wc -l <asked) -lt 3 ] && exec cat busy.json; cat done.json")
@@ -205,7 +210,7 @@ def test_a_busy_server_is_asked_again(fake_iperf3: Path, monkeypatch: pytest.Mon
     assert run_iperf3("h", 7, 1, False).bytes == 4_900_000
     assert (tmp_path / "asked").read_text() == "\n\n\n"
     (tmp_path / "asked").unlink()
-    refuse(lambda: run_iperf3("h", 7, 1, False, busy_s=0.0), LinkError, "is busy with another test")
+    refuse(lambda: run_iperf3("h", 7, 1, False, busy_s=0.0), LinkError, "h:7")
 
 
 needs_iperf3 = pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
