@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 import typer
 from typer.cli import get_docs_for_click
-from typer.main import get_command
 
 from scripts.locked import ROOT
-from testbed.cli.main import app
+from testbed.cli.main import command_line
 from testbed.cli.options import with_names
 from testbed.options import Config, Option, options_of
 
@@ -50,7 +49,7 @@ prints what would be set up. `testbed` must be on the path: activate `.venv`, or
 
 def pages() -> dict[str, str]:
     """Every page by its file's name."""
-    group: Any = get_command(app)
+    group: Any = command_line()
     context = typer.Context(group, info_name="testbed")
     lines = HEAD.splitlines()
     found = {}

@@ -10,12 +10,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 import testbed
 from scripts import commands
 from scripts.locked import ROOT
-from testbed.cli.main import app
+from testbed.cli.main import command_line
 from testbed.experiments.sweep.points import KNOWN, SweepConfig
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -74,7 +73,7 @@ def test_a_page_that_is_out_of_date_is_noticed(tmp_path: Path) -> None:
     assert commands.stale(tmp_path) == ["gone.md", "sweep.md", "ue.md"]
 
 
-COMMAND = get_command(app)
+COMMAND = command_line()
 WITH_COMMANDS = [page for page in PAGES if "commands" not in page.parts and page.name != "CHANGELOG.md"]
 
 

@@ -19,18 +19,9 @@ import typer
 from typer.main import get_command
 
 from testbed import __version__
-from testbed.cli import bs, capacity, cell, doctor, estimator, field, keys, power, predictor
-from testbed.cli.channel import group as channel
-from testbed.cli.head import group as head
-from testbed.cli.latency import group as latency
-from testbed.cli.models import group as models
-from testbed.cli.optim import group as optim
+from testbed.cli.commands import COMMANDS, add_commands
 from testbed.cli.output import for_stderr
-from testbed.cli.runs import bench, chat, demo, report, rerun, sweep
-from testbed.cli.screens import LINKS, RESULTS, START, STUDIES, TRAIN, CommandGroup
-from testbed.cli.tables import TableCommand
-from testbed.cli.ue import agent, memory, serve
-from testbed.cli.ue import run as ue
+from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput, TestbedError
 from testbed.process import logs
 from testbed.process.children import keep_path_safe
@@ -52,39 +43,6 @@ PR_SET_PDEATHSIG = 1
 ClickError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Base of what typer raises for a command line it cannot take; typer itself exports only a leaf of it."""
 
-app = CommandGroup(
-    name="testbed",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="A wireless device-edge testbed for LLM inference by speculative decoding.",
-)
-ue.app.command("memory")(memory.memory)
-ue.app.command("agent")(agent.agent)
-ue.app.command("serve")(serve.serve)
-
-app.command("demo", cls=TableCommand, rich_help_panel=START)(demo.demo)
-app.command("chat", rich_help_panel=START)(chat.chat)
-app.command("doctor", cls=TableCommand, rich_help_panel=START)(doctor.doctor)
-app.add_typer(bs.app, name="bs", rich_help_panel=START)
-app.add_typer(ue.app, name="ue", rich_help_panel=START)
-app.add_typer(keys.app, name="keys", rich_help_panel=LINKS)
-app.add_typer(channel.app, name="channel", rich_help_panel=LINKS)
-app.add_typer(field.app, name="field", rich_help_panel=LINKS)
-app.add_typer(power.app, name="power", rich_help_panel=LINKS)
-app.command("sweep", cls=TableCommand, rich_help_panel=STUDIES)(sweep.sweep)
-app.command("bench", cls=TableCommand, rich_help_panel=STUDIES)(bench.bench)
-app.command("capacity", cls=TableCommand, rich_help_panel=STUDIES)(capacity.capacity)
-app.add_typer(cell.app, name="cell", rich_help_panel=STUDIES)
-app.add_typer(latency.app, name="latency", rich_help_panel=STUDIES)
-app.add_typer(optim.app, name="optim", rich_help_panel=STUDIES)
-app.add_typer(estimator.app, name="estimator", rich_help_panel=STUDIES)
-app.add_typer(head.app, name="head", rich_help_panel=TRAIN)
-app.add_typer(predictor.app, name="predictor", rich_help_panel=TRAIN)
-app.add_typer(models.app, name="models", rich_help_panel=TRAIN)
-app.command("report", cls=TableCommand, rich_help_panel=RESULTS)(report.report)
-app.command("rerun", cls=TableCommand, rich_help_panel=RESULTS)(rerun.rerun)
-
 
 def _version(value: bool) -> None:
     if value:
@@ -92,7 +50,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
@@ -100,15 +57,26 @@ def options(
 
 
 @functools.cache
-def _command() -> Any:
-    """All commands: read off the functions' annotations once, which takes a while."""
+def command_line(name: str | None = None) -> Any:
+    """`testbed` with the command `name` only, or with all commands: which takes a second or more to import."""
+    app = CommandGroup(
+        name="testbed",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        help=options.__doc__,
+    )
+    app.callback()(options)
+    add_commands(app, COMMANDS if name is None else [name])
     return get_command(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 the work failed, 2 bad input, 130 interrupted."""
     try:
-        code = _command()(args=_arguments(argv), prog_name="testbed", standalone_mode=False)
+        arguments = _arguments(argv)
+        called = command_line(arguments[0] if arguments and arguments[0] in COMMANDS else None)
+        code = called(args=arguments, prog_name="testbed", standalone_mode=False)
         sys.stdout.flush()
     except typer.Exit as exc:
         return exc.exit_code

@@ -6,17 +6,18 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
-from typer.main import get_command
 
 from testbed.assets import bundled_files
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.channel.formats.convert import FORMATS
-from testbed.cli.main import app, main
+from testbed.cli.main import command_line, main
 from testbed.experiments.capacity.systems import system_names
 from testbed.experiments.doctor import checks as doctor
 
@@ -30,8 +31,18 @@ def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield from walk(inner, (*words, name))
 
 
-COMMANDS = dict(walk(get_command(app)))
+COMMANDS = dict(walk(command_line()))
 every = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+
+
+def test_a_command_is_imported_alone() -> None:
+    """All of them take a second of CPU time, which every process of a run would spend."""
+    code = "import sys; from testbed.cli.main import command_line; print(*command_line('bs').commands, *sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    name, *modules = said.split()
+    assert name == "bs"
+    assert "testbed.cli.bs" in modules
+    assert "testbed.cli.cell" not in modules
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from typer.main import get_command
 
-from testbed.cli.main import app, main
+from testbed.cli.main import command_line, main
 from testbed.cli.options import configured, with_names
 from testbed.cli.screens import CommandGroup
 from testbed.errors import BadInput
@@ -108,7 +108,7 @@ def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
         yield from walk(inner, (*words, name))
 
 
-COMMANDS = dict(walk(get_command(app)))
+COMMANDS = dict(walk(command_line()))
 
 
 @pytest.mark.parametrize("line", KNOWN.read_text().splitlines(), ids=lambda line: line.partition(":")[0])
@@ -145,7 +145,7 @@ def test_all_commands_are_in_panels(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     shown = capsys.readouterr().out
     panels = re.findall(r"╭─ ([\w ]+?) ─", shown)
     assert panels == ["Start here", "Links and field", "Studies", "Train", "Results", "Options"]
-    for name, command in get_command(app).commands.items():
+    for name, command in command_line().commands.items():
         assert re.search(rf"^│ {name} ", shown, re.MULTILINE)
         assert described(" ".join(command.help.split("\n\n")[0].split()), shown), name
 

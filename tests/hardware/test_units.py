@@ -8,10 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from scripts.locked import ROOT
-from testbed.cli.main import app
+from testbed.cli.main import command_line
 
 UNITS = ROOT / "hardware" / "systemd"
 SERVICES = ("testbed-agent.service", "testbed-bs.service")
@@ -83,7 +82,7 @@ def test_what_a_service_starts_is_a_command_with_these_options(name: str) -> Non
     assert extra is not None
     if "$TESTBED_BS_OPTIONS" in given:
         options += [word for word in extra[1].split() if word.startswith("--")]
-    command = get_command(app)
+    command = command_line()
     for word in given[:2]:
         command = command.commands[word]  # type: ignore[attr-defined]
     known = {name for parameter in command.params for name in parameter.opts}
