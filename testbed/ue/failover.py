@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from testbed.channel.link import Link
-from testbed.clock import Clock
+from testbed.clock import Clock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome, difference
@@ -178,7 +178,7 @@ class FailoverClient(Client):
     async def _wait(self, seconds: float) -> None:
         self._news.clear()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._news.wait(), max(0.0, seconds))
+            await within(max(0.0, seconds), self._news.wait())
 
     # ------------------------------------------------------------ receiving
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from testbed.clock import within
 from testbed.errors import TestbedError
 from testbed.protocols.sampling import Sampling
 from testbed.ue.api.drafting_thread import DraftingThread
@@ -162,7 +163,7 @@ class Backend:
     async def _probe(self) -> str:
         """One handshake with the BS; called in the drafting thread."""
         try:
-            await asyncio.wait_for(self._choosing.acquire(), PROBE_S)
+            await within(PROBE_S, self._choosing.acquire())
         except asyncio.TimeoutError:
             return "the BS does not answer the handshakes of a request"
         try:

@@ -13,8 +13,14 @@ from msgspec.structs import replace
 from testbed.bs.control.hints import DecidedHints
 from testbed.bs.control.messages import Decided, Decisions
 from testbed.channel.radio.config import RadioConfig, TraceSource
-from testbed.experiments.cell.config import CellConfig, CellControl, UeGroup
+from testbed.channel.radio.mac import RadioCell
+from testbed.clock import WallClock
+from testbed.experiments.cell.config import CellConfig, CellControl, UeGroup, radio_ues
+from testbed.experiments.cell.control.controller import JointController
+from testbed.experiments.cell.control.estimates import CellEstimates
+from testbed.experiments.cell.real.relayed import RelayedCell
 from testbed.experiments.cell.run import run_cell
+from testbed.experiments.cell.tally import UeTally
 
 HEADER = "t_s,uplink_mbps,downlink_mbps,rtt_ms,per_up,per_down,snr_db"
 STEP_S, END_S = 6.0, 14.0
@@ -84,3 +90,27 @@ def test_decisions_settle_after_a_step(
     windows, weights = settled(after)
     assert windows <= WINDOWS and weights <= WEIGHTS
     assert max(abs((after[-1][name].weight or 0) - (one.weight or 0)) for name, one in before[-1].items()) > 0.03
+
+
+def test_a_cancelled_controller_ends_though_something_changes_meanwhile() -> None:
+    """The end of a response at the end of a run kept the controller running, and the run waited for it in vain."""
+
+    async def run() -> bool:
+        estimates, clock = CellEstimates(), WallClock()
+        members = [FIRST] * FIRST.count
+        air = CELL.radio.air(radio_ues(CELL), CELL.seconds, CELL.seed)
+        cell = RadioCell(CELL.radio, air, CELL.seed)
+        ports = [{True: cell.port(ue, True, 1.0), False: cell.port(ue, False, 1.0)} for ue in range(len(members))]
+        controller = JointController(
+            CELL, members, RelayedCell(cell, air, ports), estimates, lambda decisions: None,
+            lambda: {"passes": 0, "busy_s": 0.0}, clock,
+        )  # fmt: skip
+        running = asyncio.ensure_future(controller.run([UeTally(clock, 0.0, 1.0) for _ in members]))
+        await asyncio.sleep(0.01)
+        estimates.changed()
+        running.cancel()
+        done, _ = await asyncio.wait({running}, timeout=2.0)
+        running.cancel()
+        return bool(done)
+
+    assert asyncio.run(run())

@@ -15,7 +15,7 @@ from testbed.bs.control.messages import Decided, Decisions
 from testbed.bs.scheduling.averages import Mean
 from testbed.bs.scheduling.window_hints import MEASURED
 from testbed.channel.cost import Sizes
-from testbed.clock import Clock
+from testbed.clock import Clock, within
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.control.estimates import CellEstimates, UeEstimates
 from testbed.experiments.cell.control.judgements import LEVELS
@@ -102,7 +102,7 @@ class JointController:
         self._tallies, self._estimates.changed = tallies, changed.set
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), self._config.control.every_ms / 1e3)
+                await within(self._config.control.every_ms / 1e3, changed.wait())
             changed.clear()
             self._step()
 
