@@ -85,10 +85,17 @@ def new_identity() -> bytes:
 
 
 class ZmqLink:
-    """DEALER socket to one BS; reconnects automatically. With keys, only the BS that owns them can read and answer."""
+    """DEALER socket to one BS; reconnects automatically. With keys, only the BS that owns them can read and answer.
 
-    def __init__(self, address: str, identity: bytes, keys: ClientKeys | None = None) -> None:
+    Args:
+        source: own IPv4 address to connect from; None: the system chooses.
+    """
+
+    def __init__(
+        self, address: str, identity: bytes, keys: ClientKeys | None = None, source: str | None = None
+    ) -> None:
         self.address, self.identity = check_address(address), identity
+        self._way = address if source is None else f"tcp://{source}:0;{address.removeprefix('tcp://')}"
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keys = keys
         self._hint = "is it running, and does it require keys?" if keys is None else "does it know this UE's key?"
@@ -119,7 +126,7 @@ class ZmqLink:
             self._socket.setsockopt(option, value)
         self._paused = bool(self._pause_s)
         if not self._paused:
-            self._socket.connect(self.address)
+            self._socket.connect(self._way)
 
     async def send(self, frames: Frames) -> int:
         """Queue one message for sending; it is lost after the peer has broken a bound, before the next connection."""
@@ -144,8 +151,8 @@ class ZmqLink:
         if not self._unanswered_bytes:
             self._silent_since_s = now_s
         elif now_s - self._silent_since_s > SILENT_S + 8 * self._unanswered_bytes / SLOWEST_BPS:
-            self._socket.disconnect(self.address)
-            self._socket.connect(self.address)
+            self._socket.disconnect(self._way)
+            self._socket.connect(self._way)
             self._unanswered_bytes, self._silent_since_s = 0, now_s
 
     async def recv(self, timeout_s: float) -> Received:
@@ -153,7 +160,7 @@ class ZmqLink:
         until_s, left_s = time.monotonic() + timeout_s, timeout_s
         await asyncio.sleep(self._pause_s if self._paused else 0)  # others run, too, while one message follows another
         if self._paused:
-            self._socket.connect(self.address)
+            self._socket.connect(self._way)
             self._paused = False
         while not (frames := self._take()):
             if left_s <= 0:

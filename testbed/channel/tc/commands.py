@@ -9,10 +9,10 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from testbed.channel.tc.shape import FRAME_BYTES, LinkShape
+from testbed.channel.tc.shape import FRAME_BYTES, LEAST_MBPS, LinkShape
 from testbed.errors import BadInput, TestbedError
 
 Command = list[str]
@@ -26,6 +26,12 @@ OFFLOADS = {
 }
 """Offloads, as `ethtool -K` takes them and as `ethtool -k` prints them."""
 MOST_DESTINATIONS = 1000
+FIRST_CLASS = 2
+"""Minor number of the first of the classes that share a rate, which is that of class 1."""
+SHARED_QUEUE_BYTES = 2**26
+"""Queue of each of these classes: more than TCP has under way, so that nothing is lost, as in a radio's RLC."""
+QUANTUM_FRAMES = 4
+"""Frames that a class of mean weight sends in its turn of what others leave."""
 
 
 def check_interface(name: str) -> str:
@@ -94,6 +100,61 @@ def htb(
         commands.append([*tc, "qdisc", verb, *device, "parent", identity, "handle", f"{number + 15:x}:", *queue])
         if verb == "add":
             commands.append([*tc, "filter", "add", *device, "parent", "1:", "protocol", "ip", "prio", "1", *match])
+    return commands
+
+
+def shared(
+    interface: str,
+    rate_mbps: float,
+    weights: Mapping[str, float],
+    way: Literal["src", "dst"],
+    namespace: str | None = None,
+    mtu: int = 1500,
+) -> list[Command]:
+    """Divide a rate by weights between the traffic from (`src`) or to (`dst`) IPv4 addresses, each in a class of HTB
+    that takes what others leave; other traffic is not shaped.
+
+    Raises:
+        BadInput: no or too many addresses, an invalid one, or a rate out of range.
+    """
+    if not 0 < len(weights) <= MOST_DESTINATIONS:
+        raise BadInput(f"htb takes 1 to {MOST_DESTINATIONS} addresses, not {len(weights)}")
+    tc, device, shape = _tc(namespace), ["dev", check_interface(interface)], LinkShape(rate_mbps)
+    whole = ["rate", _rate(rate_mbps), "burst", burst := str(_burst(shape, mtu)), "cburst", burst]
+    commands = [
+        [*tc, "qdisc", "add", *device, "root", "handle", "1:", "htb"],
+        [*tc, "class", "add", *device, "parent", "1:", "classid", "1:1", "htb", *whole],
+        *reweighed(interface, rate_mbps, list(weights.values()), namespace, "add", mtu),
+    ]
+    for number, address in enumerate(weights, FIRST_CLASS):
+        identity = f"1:{number:x}"
+        queue = ["bfifo", "limit", str(SHARED_QUEUE_BYTES)]
+        match = ["u32", "match", "ip", way, f"{_ipv4(address)}/32", "flowid", identity]
+        commands += [
+            [*tc, "qdisc", "add", *device, "parent", identity, "handle", f"{number + 15:x}:", *queue],
+            [*tc, "filter", "add", *device, "parent", "1:", "protocol", "ip", "prio", "1", *match],
+        ]
+    return commands
+
+
+def reweighed(
+    interface: str,
+    rate_mbps: float,
+    weights: Sequence[float],
+    namespace: str | None = None,
+    verb: Verb = "change",
+    mtu: int = 1500,
+) -> list[Command]:
+    """Set the weights of the classes of `shared`, in its order: rates in proportion to them, and quanta, by which HTB
+    divides what others leave.
+    """
+    tc, device, burst = _tc(namespace), ["dev", check_interface(interface)], str(2 * _frame(mtu))
+    mean, commands = sum(weights) / len(weights), list[Command]()
+    for number, weight in enumerate(weights, FIRST_CLASS):
+        rate = _rate(max(LEAST_MBPS, rate_mbps * weight / sum(weights)))
+        quantum = str(max(_frame(mtu), round(QUANTUM_FRAMES * _frame(mtu) * weight / mean)))
+        limits = ["rate", rate, "ceil", _rate(rate_mbps), "burst", burst, "cburst", burst, "quantum", quantum]
+        commands.append([*tc, "class", verb, *device, "parent", "1:1", "classid", f"1:{number:x}", "htb", *limits])
     return commands
 
 

@@ -19,11 +19,11 @@ PROBES = {
     "htb": "htb",
 }
 MODULES = {"netem": "sch_netem", "tbf": "sch_tbf", "htb": "sch_htb", "u32": "cls_u32", "veth": "veth"}
-PACKAGES = {"tc": "iproute2", "ip": "iproute2", "ethtool": "ethtool", "unshare": "util-linux"}
+PACKAGES = {"tc": "iproute2", "ip": "iproute2", "ss": "iproute2", "ethtool": "ethtool", "unshare": "util-linux"}
 
 
-def run(command: Command) -> str:
-    """Run a command; returns its output.
+def run(command: Command, text: str | None = None) -> str:
+    """Run a command; returns its output. `text` is its input, if any.
 
     It runs in its own session, so that Ctrl-C in the terminal does not interrupt it halfway.
 
@@ -31,7 +31,7 @@ def run(command: Command) -> str:
         BadInput: a missing program, kernel module, right or interface, named in the message.
         TestbedError: any other failure, or a timeout.
     """
-    done = attempt(command)
+    done = attempt(command) if text is None else attempt(command, text)
     if done.returncode:
         raise _explained(command, done.stderr or done.stdout)
     return done.stdout
@@ -91,7 +91,7 @@ def require_root() -> None:
         raise BadInput("link emulation with tc needs root; kind=proxy emulates a link without it")
 
 
-def attempt(command: Command) -> subprocess.CompletedProcess[str]:
+def attempt(command: Command, text: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command without checking its exit code.
 
     Raises:
@@ -100,7 +100,7 @@ def attempt(command: Command) -> subprocess.CompletedProcess[str]:
     """
     try:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S, check=False,
+            command, input=text or "", capture_output=True, text=True, timeout=COMMAND_S, check=False,
             start_new_session=True,
         )  # fmt: skip
     except FileNotFoundError as exc:

@@ -19,7 +19,7 @@ Qdisc = Literal["auto", "netem", "tbf"]
 """auto: netem if the kernel has it, else tbf."""
 
 
-class _Emulation:
+class TcEmulation:
     """Context manager of an emulation; `kind` is the qdisc in use, set on entering."""
 
     kind: Kind
@@ -43,7 +43,7 @@ class _Emulation:
         self._stack.__exit__(kind, error, trace)
 
 
-class Namespaces(_Emulation):
+class Namespaces(TcEmulation):
     """A network namespace per UE, with a shaped link to the host: the uplink in the namespace, the downlink on the
     host.
 
@@ -119,7 +119,7 @@ class Namespaces(_Emulation):
         return self.pairs[ue].ue_address
 
 
-class Egress(_Emulation):
+class Egress(TcEmulation):
     """Shapes what leaves an existing interface: all traffic, or that to each destination separately.
 
     This is one direction: on a UE its uplink; on a BS, with the UEs' addresses as destinations, their downlinks.

@@ -15,6 +15,8 @@ would hold packets long after the outage; in netem, a rate of 0 means no limit."
 MOST_DELAY_MS = 60_000.0
 FRAME_BYTES = 1514
 """An Ethernet frame with an MTU of 1500 bytes."""
+TC_PAYLOAD = 1448 / FRAME_BYTES
+"""Share of the rate of full frames that TCP's payload has."""
 
 
 @dataclass(frozen=True)

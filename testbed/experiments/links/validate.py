@@ -20,7 +20,7 @@ import numpy as np
 from testbed.channel.measuring.iperf3 import NO_IPERF3, run_iperf3
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.tc.links import Namespaces
-from testbed.channel.tc.shape import Duplex
+from testbed.channel.tc.shape import TC_PAYLOAD, Duplex
 from testbed.errors import BadInput, LinkError, TestbedError
 from testbed.experiments.links.config import ValidateConfig
 from testbed.experiments.runs.processes import proxy
@@ -34,8 +34,6 @@ RTT_TOLERANCE, RTT_TOLERANCE_MS = 0.05, 1.0
 """Relative and absolute tolerance of an RTT; the larger one applies."""
 JITTER_TOLERANCE, JITTER_TOLERANCE_MS = 0.2, 0.5
 """The same of the jitter, estimated from the echoes."""
-TC_PAYLOAD = 1448 / 1514
-"""TCP payload per Ethernet frame: tc's rate includes headers, the relay's does not."""
 START_S = 10.0
 ECHO_CLIENT = """
 import socket, sys, time
