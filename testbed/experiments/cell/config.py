@@ -177,6 +177,10 @@ class CellConfig(Config, frozen=True):
     control: CellControl = CellControl()
     cells: CellsConfig | None = None
     """Several base stations, between which UEs move. Default: one."""
+    carrier: Annotated[
+        Literal["relay", "tc"],
+        option("What carries bytes of processes: a relay with the slots of the radio, or the kernel's HTB (root)."),
+    ] = "relay"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -105,12 +105,12 @@ def test_a_cancelled_controller_ends_though_something_changes_meanwhile() -> Non
             CELL, members, RelayedCell(cell, air, ports), estimates, lambda decisions: None,
             lambda: {"passes": 0, "busy_s": 0.0}, clock,
         )  # fmt: skip
-        running = asyncio.ensure_future(controller.run([UeTally(clock, 0.0, 1.0) for _ in members]))
+        running = [asyncio.ensure_future(controller.run([UeTally(clock, 0.0, 1.0) for _ in members]))]
         await asyncio.sleep(0.01)
         estimates.changed()
-        running.cancel()
-        done, _ = await asyncio.wait({running}, timeout=2.0)
-        running.cancel()
+        running[0].cancel()
+        done, _ = await asyncio.wait(running, timeout=2.0)
+        running[0].cancel()
         return bool(done)
 
     assert asyncio.run(run())

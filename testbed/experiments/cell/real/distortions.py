@@ -15,7 +15,7 @@ from testbed.clock import Clock
 LOG = logging.getLogger(__name__)
 BEAT_S = 0.1
 """Time between two beats of a process that runs."""
-TOLD_S, TOLD_SHARE = 1.0, 0.02
+TOLD_S, TOLD_SHARE, LEAST_LATE_S = 1.0, 0.02, 0.1
 """Standstill, and share of passes' or drafters' times by which they took longer, from which a run is warned of."""
 
 
@@ -24,10 +24,11 @@ class Heartbeat:
 
     Attributes:
         still_s: longest standstill of the loop so far: the largest lateness of a beat.
+        late_s: latenesses of all beats.
     """
 
     def __init__(self) -> None:
-        self.still_s = 0.0
+        self.still_s = self.late_s = 0.0
 
     async def run(self, clock: Clock, from_s: float) -> None:
         """Beat from a time on, until cancelled."""
@@ -35,7 +36,7 @@ class Heartbeat:
         while True:
             await clock.sleep(max(0.0, due_s - clock.time()))
             now_s = clock.time()
-            self.still_s = max(self.still_s, now_s - due_s)
+            self.still_s, self.late_s = max(self.still_s, now_s - due_s), self.late_s + now_s - due_s
             due_s = now_s + BEAT_S
 
 
@@ -52,17 +53,36 @@ def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float
     return max((after - before - interval_s for before, after in pairwise(within)), default=0.0)
 
 
-def warn_still(radio_s: float, stations_s: Sequence[float]) -> None:
-    """Log the standstills of the radio and of each base station that distort a run."""
+def warn_still(radio_s: float, stations_s: Sequence[float], ues_s: Sequence[float]) -> None:
+    """Log the standstills of the radio, of each base station and of the UEs that distort a run."""
     names = ["the base station"] if len(stations_s) == 1 else [f"base station {n}" for n in range(len(stations_s))]
     for name, still_s in [("the radio", radio_s), *zip(names, stations_s, strict=True)]:
         if still_s > TOLD_S:
             LOG.warning("%s stood still for %.1f s during the run; its rates and times include that", name, still_s)
+    if still := [one_s for one_s in ues_s if one_s > TOLD_S]:
+        LOG.warning(
+            "%d of %d UEs stood still for up to %.1f s during the run; rates and times include that",
+            len(still), len(ues_s), max(still),
+        )  # fmt: skip
+
+
+def warn_busy(late_s: Sequence[float], seconds: float) -> None:
+    """Log that timers of processes fire late: times for which passes and drafters wait do not show that.
+
+    Args:
+        late_s: latenesses of all beats of each process.
+        seconds: in which they beat.
+    """
+    if (worst_s := max(late_s, default=0.0)) > TOLD_SHARE * seconds:
+        LOG.warning(
+            "timers of a process were late by %.1f s in %.1f s: this machine is busy; rates and times include that",
+            worst_s, seconds,
+        )  # fmt: skip
 
 
 def warn_slow(name: str, late_s: float, all_s: float) -> None:
     """Log what passes or drafters took longer than the profiles say, out of all their time, if that distorts a run."""
-    if late_s > TOLD_SHARE * all_s:
+    if late_s > max(LEAST_LATE_S, TOLD_SHARE * all_s):
         LOG.warning(
             "%s took %.1f s longer than the profile's, in %.1f s; rates and times include that", name, late_s, all_s
         )

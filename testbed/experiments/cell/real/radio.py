@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 from testbed.bs.control.client import ControlledStation
 from testbed.channel.emulate import endpoint
 from testbed.channel.proxy import Proxy, precise_loop
-from testbed.channel.radio.air import Air
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.network import NetworkChannels
 from testbed.clock import Clock, WallClock
-from testbed.experiments.cell.config import CellConfig, radio_ues
+from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
 from testbed.experiments.cell.real.distortions import Heartbeat
-from testbed.experiments.cell.real.relayed import RelayedCell, RelayedWays
-from testbed.experiments.cell.real.reports import RadioReport, RelayedWork
+from testbed.experiments.cell.real.relayed import RelayedCell, RelayedWays, StartedAir
+from testbed.experiments.cell.real.reports import RadioReport, RelayedWork, one_line
 from testbed.experiments.cell.real.roaming import RelayedUe, SendingUe
 from testbed.experiments.cell.several.channels import network_channels, radio_cell
 from testbed.experiments.cell.several.roaming import Roamer, Roaming
@@ -57,7 +56,7 @@ def run_radio(
     ues: Mapping[int, Connection] | None = None,
     controlled: Path | None = None,
 ) -> None:
-    """Stand between UEs and BS: tell the UEs' addresses and when the first slot began, be told the start, and tell the
+    """Stand between UEs and BS: tell the UEs' addresses, be told the start, and tell the
     `RadioReport` at the end.
 
     Args:
@@ -67,7 +66,7 @@ def run_radio(
     """
     as_child()
     loop = precise_loop()
-    with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has ended
+    with one_line("the radio"), contextlib.suppress(BrokenPipeError, EOFError):  # the parent has ended
         loop.run_until_complete(
             _Radio(config, [endpoint(target) for target in targets], ues or {}, controlled).serve(line)
         )
@@ -103,10 +102,10 @@ class _Radio:
     ) -> None:
         self._config, self._clock, self._controlled = config, WallClock(), controlled
         self._members = [group for group in config.ues for _ in range(group.count)]
-        self._air: Air | None = None
+        self._air: StartedAir | None = None
         self._channels: NetworkChannels | None = None
         if config.cells is None:
-            self._air = config.radio.air(radio_ues(config), config.seconds, config.seed)
+            self._air = StartedAir(config.radio.air(radio_ues(config), config.seconds, config.seed))
             self._radios = [RadioCell(config.radio, self._air, config.seed)]
         else:
             self._channels, loads = network_channels(config, config.seconds, lead_s(config), LATE_S)
@@ -125,9 +124,10 @@ class _Radio:
 
     async def serve(self, line: Connection) -> None:
         ports = {number: await proxy.start(HOST, 0) for number, proxy in self._proxies.items()}
-        begun_s = [radio.begin() for radio in self._radios]
+        for radio in self._radios:
+            radio.begin()
         sending = {number: SendingUe(self._radios, ways) for number, ways in self._ports.items()}
-        line.send(({number: f"tcp://{HOST}:{port}" for number, port in ports.items()}, begun_s[0]))
+        line.send({number: f"tcp://{HOST}:{port}" for number, port in ports.items()})
         await beside(self._roaming(sending), self._serve(line, sending))
         for proxy in self._proxies.values():
             await proxy.close()
@@ -149,6 +149,8 @@ class _Radio:
 
     async def _serve(self, line: Connection, sending: Mapping[int, SendingUe]) -> None:
         start_s = await asyncio.get_running_loop().run_in_executor(None, line.recv)
+        if self._air is not None:
+            self._air.start_s = start_s - self._radios[0].begin()
         line.send(await self._measure(sending, start_s))
 
     async def _measure(self, sending: Mapping[int, SendingUe], start_s: float) -> RadioReport:
@@ -159,13 +161,17 @@ class _Radio:
         heart = Heartbeat()
         beside_it = [heart.run(clock, from_s), *(self._send(n, ue, tallies[n]) for n, ue in sending.items())]
         if self._controlled is not None:
-            beside_it.append(self._control(tallies, self._controlled))
+            assert self._air is not None, "decisions are for one cell"
+            ports = {n: {True: way.up, False: way.down} for n, way in self._ways.items()} | self._ports
+            radio = RelayedCell(self._radios[0], self._air, [ports[n] for n in sorted(ports)])
+            beside_it.append(control_cell(config, self._members, radio, tallies, self._controlled, clock))
         before, after = await beside(beside_it, self._seen((from_s, to_s)))
         return RadioReport(
             used=[(up - up0, down - down0) for (up0, down0), (up, down) in zip(before.used, after.used, strict=True)],
             relayed={n: _relayed(before, after, n, tallies[n].switches) for n in self._ways},
             senders={n: tallies[n] for n in sending},
             still_s=heart.still_s,
+            beats_late_s=heart.late_s,
         )
 
     async def _seen(self, times_s: Sequence[float]) -> list[_RadioCounts]:
@@ -186,14 +192,17 @@ class _Radio:
         way = Counted(ue.ports[True], tally, True)
         await send_bytes(self._members[number], way, self._clock, dice_of(self._config.seed, number))
 
-    async def _control(self, tallies: Sequence[UeTally], path: Path) -> None:
-        """Decide for the radio of the cell and, over its socket, for the BS."""
-        assert self._air is not None, "decisions are for one cell"
-        estimates = CellEstimates()
-        ports = {n: {True: way.up, False: way.down} for n, way in self._ways.items()} | self._ports
-        radio = RelayedCell(self._radios[0], self._air, [ports[n] for n in sorted(ports)])
-        with contextlib.closing(await ControlledStation.connect(path, estimates.tell)) as bs:
-            controller = JointController(
-                self._config, self._members, radio, estimates, bs.decide, bs.metrics, self._clock
-            )
-            await together([bs.run(), controller.run(tallies)])
+
+async def control_cell(
+    config: CellConfig,
+    members: Sequence[UeGroup],
+    radio: RelayedCell,
+    tallies: Sequence[UeTally],
+    path: Path,
+    clock: Clock,
+) -> None:
+    """Decide for the radio of the cell and, over its socket, for the BS, until cancelled."""
+    estimates = CellEstimates()
+    with contextlib.closing(await ControlledStation.connect(path, estimates.tell)) as bs:
+        controller = JointController(config, members, radio, estimates, bs.decide, bs.metrics, clock)
+        await together([bs.run(), controller.run(tallies)])

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from testbed.channel.link_model import Carrier
-from testbed.channel.radio.air import Air
+from testbed.channel.radio.air import Air, AirState
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.ports import RadioPort
 from testbed.experiments.cell.control.radio import WeightedPort
+
+
+class StartedAir:
+    """Implements `Air`: channels that begin with the run, seconds after the first slot; until then, they stay as they
+    are at their beginning.
+
+    Attributes:
+        start_s: time of the start since the first slot, once it is known.
+    """
+
+    def __init__(self, air: Air) -> None:
+        self._air, self.start_s = air, math.inf
+
+    def _since(self, t_s: float) -> float:
+        return max(0.0, t_s - self.start_s)
+
+    def efficiency(self, ue: int, up: bool, t_s: float) -> float:
+        """See `Air.efficiency`."""
+        return self._air.efficiency(ue, up, self._since(t_s))
+
+    def state(self, ue: int, up: bool, t_s: float) -> AirState:
+        """See `Air.state`."""
+        return self._air.state(ue, up, self._since(t_s))
+
+    def ideal(self, ue: int, up: bool, t_s: float) -> AirState:
+        """See `Air.ideal`."""
+        return self._air.ideal(ue, up, self._since(t_s))
+
+    def learn(self, ue: int, up: bool, lost: bool) -> None:
+        """See `Air.learn`."""
+        self._air.learn(ue, up, lost)
 
 
 class RelayedCell(NamedTuple):

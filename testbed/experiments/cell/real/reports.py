@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from testbed.errors import TestbedError
 from testbed.experiments.cell.tally import UeTally
 from testbed.files import whole_file
+
+
+@contextlib.contextmanager
+def one_line(name: str) -> Iterator[None]:
+    """End this process with one line in place of a traceback, if it fails for a reason that is ours or the system's."""
+    try:
+        yield
+    except (TestbedError, OSError) as exc:
+        sys.exit(f"testbed: {name}: {exc}")
 
 
 class UeReport(NamedTuple):
@@ -20,6 +33,10 @@ class UeReport(NamedTuple):
     """Time by which steps of its drafter took longer than the profile's."""
     ready_s: float
     """Time from the start at which it was ready, negative before the start."""
+    still_s: float
+    """Longest standstill of its event loop after the warm-up."""
+    beats_late_s: float
+    """Latenesses of all beats of that loop."""
 
     def write(self, path: Path) -> None:
         """Write the report."""
@@ -62,3 +79,5 @@ class RadioReport(NamedTuple):
     """Counters of UEs that send bytes."""
     still_s: float
     """Longest standstill of its event loop after the warm-up."""
+    beats_late_s: float
+    """Latenesses of all beats of that loop."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import tempfile
 import threading
 import time
@@ -18,16 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from testbed.bs.scheduling.averages import PassOverhead
+from testbed.channel.tc.shared import SharedCell
 from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.parts.computed import computed_pair
 from testbed.experiments.cell.parts.counting import CellRun, SiteRun, direction_slots, grouped
 from testbed.experiments.cell.real import distortions
+from testbed.experiments.cell.real.kernel import run_kernel, shared_cell
 from testbed.experiments.cell.real.radio import lead_s, run_radio
 from testbed.experiments.cell.real.reports import RadioReport, UeReport
 from testbed.experiments.cell.real.stations import CONTROLLER, METRICS_S, check, serving, stations_of
 from testbed.experiments.cell.real.ue import CellUeOrder, answer_together, run_ue
 from testbed.experiments.cell.real.work import write_own
+from testbed.experiments.cell.recorded import trained_policy
 from testbed.experiments.cell.run import Told, untold
 from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
@@ -53,15 +57,18 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
         directory = Path(name)
         own = _own_outputs(config, directory)
+        place = held.enter_context(shared_cell(config, os.getpid())) if config.carrier == "tc" else None
+        host = None if place is None else place.host_address
         servings = [
-            (held.enter_context(base_station(serving(config, profile, metrics)))["bind"], metrics)
+            (held.enter_context(base_station(serving(config, profile, metrics, host)))["bind"], metrics)
             for profile, metrics in stations_of(config, directory)
         ]
-        radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, own, told)
-        distortions.warn_still(radio.still_s, _still_s([metrics for _, metrics in servings], counted))
+        radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, own, told, place)
+        stations_s = _still_s([metrics for _, metrics in servings], counted)
+        distortions.warn_still(radio.still_s, stations_s, [report.still_s for report in reports.values()])
     if lossy := sum(report.lossy for report in reports.values()):
         raise EngineError(f"{lossy} responses differ from the target's own output")
-    _warn(config, reports.values(), counted)
+    _warn(config, radio, reports.values(), counted)
     tallies = radio.senders | {number: report.tally for number, report in reports.items()}
     for number, work in radio.relayed.items():
         work.put(tallies[number])
@@ -83,13 +90,19 @@ def _own_outputs(config: CellConfig, directory: Path) -> Path | None:
     with computed_pair(config) as pair:
         if pair is None:
             return None
+        for group in config.ues:
+            trained_policy(group, pair.models.drafter.fingerprint)  # raises here, rather than in a process
         write_own(pair.own_outputs(), directory / OWN)
     return directory / OWN
 
 
-def _warn(config: CellConfig, reports: Iterable[UeReport], counted: Sequence[Sequence[Counters]]) -> None:
+def _warn(
+    config: CellConfig, radio: RadioReport, reports: Iterable[UeReport], counted: Sequence[Sequence[Counters]]
+) -> None:
     """Log what distorts the times of UEs and of passes."""
     found = list(reports)
+    beats_s = [radio.beats_late_s, *(report.beats_late_s for report in found)]
+    distortions.warn_busy(beats_s, config.seconds - config.warmup_s)
     distortions.warn_late([report.ready_s for report in found], config.warmup_s)
     distortions.warn_slow(
         "drafters", sum(report.late_s for report in found), sum(report.tally.computed_s for report in found)
@@ -104,8 +117,8 @@ def _sites(config: CellConfig, radio: RadioReport, counted: Sequence[Sequence[Co
     slots = {up: direction_slots(config, up) for up in (True, False)}
     return [
         SiteRun(
-            uplink=up / slots[True],
-            downlink=down / slots[False],
+            uplink=min(1.0, up / slots[True]),
+            downlink=min(1.0, down / slots[False]),
             passes=after["passes"] - before["passes"],
             busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (config.seconds - config.warmup_s)),
         )
@@ -128,12 +141,14 @@ def _run_processes(
     directory: Path,
     own: Path | None,
     told: Told,
+    place: SharedCell | None = None,
 ) -> tuple[RadioReport, dict[int, UeReport], list[list[Counters]]]:
     """Start the radio and the UEs; returns their reports, and the counters of all base stations after the warm-up and
     at the end.
 
     Args:
         servings: address and metrics file of each base station.
+        place: namespace of the UEs, whose bytes the kernel carries; None: they pass relays.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([run_ue.__module__])
@@ -143,20 +158,23 @@ def _run_processes(
     notices = {number: context.Pipe(duplex=False) for number in decoding if config.cells is not None}
     telling = {number: ends[1] for number, ends in notices.items()}
     controlled = directory / CONTROLLER if config.control.decides else None
-    arguments = (config, targets, theirs, telling, controlled)
-    radio = context.Process(target=run_radio, name="the radio", args=arguments, daemon=True)
+    radio = context.Process(target=run_radio, args=(config, targets, theirs, telling, controlled), daemon=True)
+    if place is not None:
+        counting = (config, place.rates, place.addresses, targets[0], theirs, controlled)
+        radio = context.Process(target=run_kernel, args=counting, daemon=True)
+    radio.name = "the radio"
     start(radio)
     for line in (theirs, *telling.values()):
         line.close()  # so that its end is noticed
     processes: list[BaseProcess] = [radio]
     try:
-        addresses: dict[int, str]
-        addresses, radio_s = _received(ours, STOPPING_S)
+        addresses: dict[int, str] = _received(ours, STOPPING_S)
         start_s = time.monotonic() + lead_s(config)
         meeting = _Meeting(context, [number for number in decoding if members[number].together])
         paths = {number: directory / f"{number}.json" for number in decoding}
         for number, path in paths.items():
-            order = CellUeOrder(config, number, addresses[number], radio_s, start_s, targets, own)
+            there = None if place is None else (place.namespace, place.addresses[number])
+            order = CellUeOrder(config, number, addresses[number], start_s, targets, own, there)
             told_by = notices[number][0] if number in notices else None
             args = (order, path, meeting.theirs.get(number), told_by)
             processes.append(context.Process(target=run_ue, name=f"UE {number}", args=args, daemon=True))

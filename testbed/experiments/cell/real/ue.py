@@ -14,12 +14,14 @@ import msgspec
 
 from testbed.channel.link import Link, ZmqLink
 from testbed.channel.proxy import precise_loop
+from testbed.channel.tc.shared import enter_namespace
 from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.planning import ue_name
+from testbed.experiments.cell.real.distortions import Heartbeat
 from testbed.experiments.cell.real.radio import tally_of
-from testbed.experiments.cell.real.reports import UeReport
+from testbed.experiments.cell.real.reports import UeReport, one_line
 from testbed.experiments.cell.real.work import DecodedWork, work_of
 from testbed.experiments.cell.several.moving import MovingClient
 from testbed.experiments.cell.several.tally import RoamingTally
@@ -46,13 +48,13 @@ class CellUeOrder(msgspec.Struct, frozen=True):
     config: CellConfig
     number: int
     address: str
-    radio_s: float
-    """Beginning of the first slot."""
     start_s: float
     stations: Sequence[str] = ()
     """Addresses of all base stations, without radio."""
     own: Path | None = None
     """File of the target's own responses (`work.write_own`); None: the cell has no models."""
+    place: tuple[str, str] | None = None
+    """Network namespace and own address; None: those of the run."""
 
     @property
     def group(self) -> UeGroup:
@@ -103,9 +105,12 @@ def run_ue(order: CellUeOrder, path: Path, together: Connection | None = None, m
         moves: tells in which of several cells the UE is; None: there is one.
     """
     as_child()
-    with contextlib.closing(precise_loop()) as loop:
-        report = loop.run_until_complete(_decode(order, together, moves))
-    report.write(path)
+    with one_line(f"UE {order.number}"):
+        if order.place is not None:
+            enter_namespace(order.place[0])
+        with contextlib.closing(precise_loop()) as loop:
+            report = loop.run_until_complete(_decode(order, together, moves))
+        report.write(path)
 
 
 async def _decode(order: CellUeOrder, together: Connection | None, moves: Connection | None) -> UeReport:
@@ -121,6 +126,8 @@ async def _decode(order: CellUeOrder, together: Connection | None, moves: Connec
     ready_s = clock.time() - order.start_s
     begin_s = order.start_s + group.begin_s + dice.uniform(0, min(1.0, config.warmup_s))
     await clock.sleep(max(0.0, begin_s - clock.time()))
+    heart = Heartbeat()
+    moving.append(heart.run(clock, order.start_s + config.warmup_s))
     living = decode_responses(
         group, ue, tally, clock, dice, *work.requests, None if together is None else _ProcessMeeting(together).meet
     )
@@ -131,7 +138,7 @@ async def _decode(order: CellUeOrder, together: Connection | None, moves: Connec
     await cancel(life)
     with contextlib.suppress(Exception):
         await client.close()
-    return UeReport(tally, work.lossy(), pace.late_s, ready_s)
+    return UeReport(tally, work.lossy(), pace.late_s, ready_s, heart.still_s, heart.late_s)
 
 
 async def _client(
@@ -147,7 +154,7 @@ async def _client(
 
 def _link(order: CellUeOrder) -> Link:
     """The UE's link; the messages of models are as large as those of the models of its profile, where it has some."""
-    link = ZmqLink(order.address, ue_name(order.number))
+    link = ZmqLink(order.address, ue_name(order.number), source=order.place and order.place[1])
     if order.own is None or load_profile(order.group.profile).sizes is None:
         return link
     return padded(link, order.group.profile, FULL_BITS)
@@ -168,5 +175,5 @@ def _ue(group: UeGroup, client: Client, work: DecodedWork, pace: ProfilePace) ->
 async def _state(order: CellUeOrder, client: Client, tally: UeTally) -> ChannelState:
     config, clock = order.config, client.clock
     air = config.radio.air(radio_ues(config), config.seconds, config.seed)
-    truth = RadioChannel(config.radio, air, order.number, order.radio_s, clock)
+    truth = RadioChannel(config.radio, air, order.number, order.start_s, clock)
     return await ue_state(order.group, truth, client, clock, tally, (config.seed, order.number))

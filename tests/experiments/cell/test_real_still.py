@@ -1,0 +1,33 @@
+"""UEs that stand still while a cell with processes runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+
+import pytest
+
+from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.real import radio, run
+from testbed.experiments.cell.real.run import run_cell_really
+
+
+def test_a_ue_that_stood_still_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Its group's latencies and late responses included that, without a word."""
+    wait_for, waits = run._wait, list[float]()
+
+    def wait(radio: BaseProcess, ues: Sequence[BaseProcess], until_s: float, tick: Callable[[], object]) -> None:
+        waits.append(until_s)
+        if len(waits) == 2:  # after the warm-up
+            os.kill(ues[0].pid or 0, signal.SIGSTOP)
+            time.sleep(2.0)
+            os.kill(ues[0].pid or 0, signal.SIGCONT)
+        wait_for(radio, ues, until_s, tick)
+
+    monkeypatch.setattr(run, "_wait", wait)
+    monkeypatch.setattr(radio, "LEAD_S", 0.5)
+    run_cell_really(CellConfig(seconds=4.0, warmup_s=0.5, ues=(UeGroup(name="a", response=(5, 15)),)))
+    assert [one for one in caplog.records if "stood still" in one.getMessage()]
