@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.bs.engines.model_files import check_regular
 from testbed.errors import ModelError, TestbedError
+from testbed.files import file_bytes
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -47,6 +49,7 @@ class Checkpoint:
             ModelError: config.json or a weight file is missing or unreadable.
         """
         self.directory = directory
+        check_regular(directory)
         raw = self._json("config.json")
         self.architecture = str((raw.get("architectures") or ["none"])[0])
         self.config = self._config()
@@ -75,11 +78,13 @@ class Checkpoint:
     def _json(self, name: str) -> dict[str, Any]:
         path = self.directory / name
         try:
-            content: dict[str, Any] = json.loads(path.read_text())
+            content = json.loads(file_bytes(path))
         except FileNotFoundError:
             raise ModelError(f"{path}: no such file; give a Hugging Face model directory") from None
         except (OSError, ValueError, RecursionError) as exc:
             raise ModelError(f"{path}: not readable as JSON ({exc})") from exc
+        if not isinstance(content, dict):
+            raise ModelError(f"{path}: not a JSON object")
         return content
 
     def _config(self) -> Any:
@@ -94,7 +99,9 @@ class Checkpoint:
     def _find_tensors(self) -> dict[str, str]:
         """File name of each tensor."""
         if (self.directory / INDEX).is_file():
-            files: dict[str, str] = self._json(INDEX)["weight_map"]
+            files = self._json(INDEX).get("weight_map")
+            if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+                raise ModelError(f"{self.directory / INDEX}: no weight_map from tensors to files")
             return files
         return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
 
@@ -103,10 +110,12 @@ class Checkpoint:
 
         if file not in self._files:
             path = self.directory / file
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise ModelError(f"{path}: not a regular file")
             try:
                 self._files[file] = safe_open(path, framework="pt")
             except FileNotFoundError:
                 raise ModelError(f"{path}: no such file; weights must be in safetensors format") from None
-            except SafetensorError as exc:
+            except (SafetensorError, OSError) as exc:
                 raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
         return self._files[file]

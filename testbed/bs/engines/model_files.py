@@ -61,6 +61,7 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         raise ModelError(
             f"{directory} is a file, and this engine takes a Hugging Face directory; GGUF is for engine llama"
         )
+    check_regular(directory)
     architecture, config = _config(directory)
     _check_weights(directory)
     rows, made_for = config.vocab_size, config.max_position_embeddings
@@ -77,6 +78,20 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         vocab_size=vocab_size or rows,
         max_positions=max_model_len or made_for,
     )
+
+
+def check_regular(directory: Path) -> None:
+    """Refuse a model directory with files that are none: transformers would wait for a pipe, or read a device for ever.
+
+    Raises:
+        ModelError: a pipe, device, socket, or a link that leads nowhere.
+    """
+    try:
+        odd = [path for path in directory.iterdir() if not path.is_dir() and not path.is_file()]
+    except OSError as exc:
+        raise ModelError(f"{directory}: {exc.strerror}; give a Hugging Face model directory") from exc
+    if odd:
+        raise ModelError(f"{min(odd)}: not a regular file")
 
 
 def _check_weights(directory: Path) -> None:

@@ -64,7 +64,8 @@ def _holders(tree: Row, way: Sequence[str], path: str) -> list[Row]:
     found: list[Any] = [tree]
     for name in way:
         inner = [one[name] for one in found if isinstance(one, dict) and name in one]
-        inner += [one for many in found if isinstance(many, list | tuple) for one in many if name in ("*", one["name"])]
+        groups = [one for many in found if isinstance(many, list | tuple) for one in many if isinstance(one, dict)]
+        inner += [one for one in groups if name in ("*", one.get("name"))]
         found = inner
     if not found or not all(isinstance(one, dict) for one in found):
         raise BadInput(f"the cell has no field {path}; groups of UEs are ues.NAME.FIELD or ues.*.FIELD")

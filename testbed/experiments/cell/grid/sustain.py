@@ -31,7 +31,7 @@ class SustainConfig(Config, frozen=True):
     """Configuration of `testbed cell sustain`.
 
     Raises:
-        BadInput: a value out of range, or a cell in which nobody has a guaranteed token speed.
+        BadInput: a value out of range, a varied seed, or a cell in which nobody has a guaranteed token speed.
     """
 
     cell: CellConfig
@@ -52,8 +52,9 @@ class SustainConfig(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not any(group.class_tps for group in self.cell.ues if group.traffic == "tokens"):
-            raise BadInput("no group of UEs has a class_tps: nothing says what sustaining them means")
+        _check_classes(self.cell)
+        if "seed" in self.vary:
+            raise BadInput("seeds are not varied: give the number of them as repeats, and the first as the cell's seed")
         if self.cell.models is not None:
             raise BadInput("cells with models are not searched; record their drafts (testbed cell drafts)")
         if not all(1 <= ues <= MOST_UES for ues in self.ues):
@@ -68,14 +69,26 @@ def sustain(config: SustainConfig, out: Path | None, workers: int, told: Told) -
         workers: number of processes.
 
     Raises:
-        BadInput: a field that does not exist, or a value that it cannot have.
+        BadInput: a field that does not exist, a value that it cannot have, or one by which nobody has a speed.
         EngineError: one of the processes was killed.
     """
     points = combinations(config.cell, config.vary)
+    for point in points:
+        _check_classes(point.cell)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     found = each_point(points, partial(point_rows, config, out=out), workers, told)
     return _compare(config, list(itertools.chain(*found)))
+
+
+def _check_classes(cell: CellConfig) -> None:
+    """Refuse a cell in which nobody has a guaranteed token speed.
+
+    Raises:
+        BadInput: so it is.
+    """
+    if not any(group.class_tps for group in cell.ues if group.traffic == "tokens"):
+        raise BadInput("no group of UEs has a class_tps: nothing says what sustaining them means")
 
 
 def _compare(config: SustainConfig, rows: list[Row]) -> list[Row]:
