@@ -9,7 +9,7 @@ import msgspec
 
 from testbed.bs.engines.target import Size, fields_of, find
 from testbed.errors import BadInput, ModelError
-from testbed.files import json_object
+from testbed.files import check_regular, json_object
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures whose verification is tested against transformers."""
@@ -78,20 +78,6 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         vocab_size=vocab_size or rows,
         max_positions=max_model_len or made_for,
     )
-
-
-def check_regular(directory: Path) -> None:
-    """Refuse a model directory with files that are none: transformers would wait for a pipe, or read a device for ever.
-
-    Raises:
-        ModelError: a pipe, device, socket, or a link that leads nowhere.
-    """
-    try:
-        odd = [path for path in directory.iterdir() if not path.is_dir() and not path.is_file()]
-    except OSError as exc:
-        raise ModelError(f"{directory}: {exc.strerror}; give a Hugging Face model directory") from exc
-    if odd:
-        raise ModelError(f"{min(odd)}: not a regular file")
 
 
 def _check_weights(directory: Path) -> None:
