@@ -93,20 +93,6 @@ def file_bytes(path: Path, most: int | None = None) -> bytes:
     return path.read_bytes()
 
 
-def check_regular(directory: Path) -> None:
-    """Refuse a model directory with files that are none: transformers would wait for a pipe, or read a device for ever.
-
-    Raises:
-        ModelError: a pipe, device, socket, or a link that leads nowhere.
-    """
-    try:
-        odd = [path for path in directory.iterdir() if not path.is_dir() and not path.is_file()]
-    except OSError as exc:
-        raise ModelError(f"{directory}: {exc.strerror}; give a Hugging Face model directory") from exc
-    if odd:
-        raise ModelError(f"{min(odd)}: not a regular file")
-
-
 def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> Any:
     """The columns of a Parquet file whose names are wanted, as a pyarrow table in which text is in dictionaries.
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.assets.model_directory import check_regular
 from testbed.errors import ModelError, TestbedError
-from testbed.files import check_regular, file_bytes
+from testbed.files import file_bytes
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
