@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from testbed.assets.model_directory import check_regular
 from testbed.bs.engines.target import Size, fields_of, find
 from testbed.errors import BadInput, ModelError
-from testbed.files import check_regular, json_object
+from testbed.files import json_object
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures whose verification is tested against transformers."""
