@@ -11,7 +11,7 @@ from typing import NamedTuple
 from testbed.cli.screens import LINKS, RESULTS, START, STUDIES, TRAIN, CommandGroup, PanelCommand
 
 
-class Entry(NamedTuple):
+class CommandPlace(NamedTuple):
     """Where a command is."""
 
     panel: str
@@ -22,27 +22,27 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Entry(START, "runs.demo", "table"),
-    "chat": Entry(START, "runs.chat", "command"),
-    "doctor": Entry(START, "doctor", "table"),
-    "bs": Entry(START, "bs"),
-    "ue": Entry(START, "ue.group"),
-    "keys": Entry(LINKS, "keys"),
-    "channel": Entry(LINKS, "channel.group"),
-    "field": Entry(LINKS, "field"),
-    "power": Entry(LINKS, "power"),
-    "sweep": Entry(STUDIES, "runs.sweep", "table"),
-    "bench": Entry(STUDIES, "runs.bench", "table"),
-    "capacity": Entry(STUDIES, "capacity", "table"),
-    "cell": Entry(STUDIES, "cell"),
-    "latency": Entry(STUDIES, "latency.group"),
-    "optim": Entry(STUDIES, "optim.group"),
-    "estimator": Entry(STUDIES, "estimator"),
-    "head": Entry(TRAIN, "head.group"),
-    "predictor": Entry(TRAIN, "predictor"),
-    "models": Entry(TRAIN, "models.group"),
-    "report": Entry(RESULTS, "runs.report", "table"),
-    "rerun": Entry(RESULTS, "runs.rerun", "table"),
+    "demo": CommandPlace(START, "runs.demo", "table"),
+    "chat": CommandPlace(START, "runs.chat", "command"),
+    "doctor": CommandPlace(START, "doctor", "table"),
+    "bs": CommandPlace(START, "bs"),
+    "ue": CommandPlace(START, "ue.group"),
+    "keys": CommandPlace(LINKS, "keys"),
+    "channel": CommandPlace(LINKS, "channel.group"),
+    "field": CommandPlace(LINKS, "field"),
+    "power": CommandPlace(LINKS, "power"),
+    "sweep": CommandPlace(STUDIES, "runs.sweep", "table"),
+    "bench": CommandPlace(STUDIES, "runs.bench", "table"),
+    "capacity": CommandPlace(STUDIES, "capacity", "table"),
+    "cell": CommandPlace(STUDIES, "cell"),
+    "latency": CommandPlace(STUDIES, "latency.group"),
+    "optim": CommandPlace(STUDIES, "optim.group"),
+    "estimator": CommandPlace(STUDIES, "estimator"),
+    "head": CommandPlace(TRAIN, "head.group"),
+    "predictor": CommandPlace(TRAIN, "predictor"),
+    "models": CommandPlace(TRAIN, "models.group"),
+    "report": CommandPlace(RESULTS, "runs.report", "table"),
+    "rerun": CommandPlace(RESULTS, "runs.rerun", "table"),
 }
 
 
