@@ -148,6 +148,7 @@ def mm1_latency(rps: float, dice: np.random.Generator, requests: int = 400) -> f
     return float(waits[requests // 4 :].mean() + 1)
 
 
+@pytest.mark.long
 def test_the_interval_of_c2_covers_the_spread_between_seeds() -> None:
     """Each load of each seed has its own arrivals; 95 ± 3 % of 200 series' intervals contain the mean over seeds."""
     loads, series, seeds = np.linspace(0.2, 0.8, 5), 200, 5

@@ -28,7 +28,10 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Rows]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sampling", [Sampling(2.0), Sampling(1.0), Sampling(2.5, top_k=4, top_p=0.9)])
+@pytest.mark.parametrize(
+    "sampling",
+    [*(pytest.param(Sampling(heat), marks=pytest.mark.long) for heat in (2.0, 1.0)), Sampling(2.5, top_k=4, top_p=0.9)],
+)
 def test_continuations_of_a_llama(llamas: tuple[Rows, Rows], kind: str, sampling: Sampling) -> None:
     target, drafter = llamas
     counts = sample(kind, target, drafter, (1, 2), sampling, count=3000, length=3, window=2)

@@ -44,6 +44,7 @@ def test_a_load_of_processes_is_lossless_and_not_run_twice(tmp_path: Path) -> No
         study(RealConfig(ues=(2,)), out, told.append)
 
 
+@pytest.mark.long
 def test_each_ue_has_its_own_share_of_the_uplink(tmp_path: Path) -> None:
     """The first UE, of 5 %, takes several times as long; over equal links both would be equally fast."""
     shares = tmp_path / "shares.json"

@@ -109,8 +109,9 @@ async def handed_over(path: list[Serving], *options: str) -> tuple[list[int], li
 
 @pytest.mark.parametrize(
     "options",
-    [GREEDY, [*GREEDY, "--lookahead", "1"], [*GREEDY, "--lookahead", "stream"], [*GREEDY, "--drafter", "suffix"],
-     ["--protocol", "fh"], ["--protocol", "sh", *COUPLED], TARGET],
+    [GREEDY, [*GREEDY, "--lookahead", "stream"], ["--protocol", "sh", *COUPLED],
+     *(pytest.param(options, marks=pytest.mark.long) for options in (
+        [*GREEDY, "--lookahead", "1"], [*GREEDY, "--drafter", "suffix"], ["--protocol", "fh"], TARGET))],
     ids=" ".join,
 )  # fmt: skip
 async def test_a_ue_that_crosses_three_cells_keeps_its_output(

@@ -15,6 +15,7 @@ from tests.support.reference import Reference
 SHORT = {role: replace(recipe, steps=2) for role, recipe in RECIPES.items()}
 
 
+@pytest.mark.long
 def test_training_from_a_seed_writes_files_for_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "RECIPES", SHORT)
     seen: list[tuple[str, int, int]] = []

@@ -51,10 +51,10 @@ def drafter(prefix: Ids) -> AnyArray:
     ("sampling", "count"),
     [
         (Sampling(1.0), 8000),
-        (Sampling(0.5), 3000),
-        (Sampling(2.5), 3000),
-        (Sampling(1.5, top_k=3), 3000),
-        (Sampling(2.0, top_p=0.85), 3000),
+        pytest.param(Sampling(0.5), 3000, marks=pytest.mark.long),
+        pytest.param(Sampling(2.5), 3000, marks=pytest.mark.long),
+        pytest.param(Sampling(1.5, top_k=3), 3000, marks=pytest.mark.long),
+        pytest.param(Sampling(2.0, top_p=0.85), 3000, marks=pytest.mark.long),
         (Sampling(1.3, top_k=4, top_p=0.9), 3000),
     ],
 )

@@ -181,7 +181,9 @@ def test_messages_in_virtual_time_have_the_stated_sizes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", [(2, 16), (0, 4), (3, 8), (1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "form", [*(pytest.param(form, marks=pytest.mark.long) for form in ((2, 16), (0, 4))), (3, 8), (1, 4)], ids=str
+)
 def test_continuations_are_distributed_as_the_targets_own(kind: str, form: tuple[int, int]) -> None:
     sampling = Sampling(1.3, q_top=form[0], q_bits=form[1])
     counts = sample(kind, target, drafter, PROMPT, sampling, count=3000, length=3, window=2)

@@ -154,7 +154,7 @@ def test_series_add_up_to_the_rows(duplex: Literal["fdd", "tdd"]) -> None:
     assert series.latencies_s["fh"] == [latency for tally in tallies for latency in tally.latencies_s]
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize("load", [0.5, pytest.param(0.8, marks=pytest.mark.long)])
 def test_random_requests_wait_as_in_an_m_d_1_queue(load: float) -> None:
     """Responses of constant length and acceptance 1 take a constant time D; the mean wait is ρ/(2(1 − ρ))·D."""
     one = UeGroup(name="one", alpha=1.0, response=(20, 20), prompt=(50, 50), profile="edge-sd")

@@ -143,7 +143,7 @@ def verify_on_two_workers(directory: str) -> None:
     engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensor_parallel(random_models: dict[str, Path]) -> None:
     """Worker processes know the models, and those that do not gather the logits say nothing."""
     environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

@@ -27,7 +27,9 @@ def test_a_run_that_ends_early_is_the_beginning_of_the_whole_one() -> None:
     assert tokens[0] == tokens[1] and sum(tokens[0]) > 0
 
 
-@pytest.mark.parametrize("bandwidth_hz", [2e6, 2.3e6, 2.6e6, 4e6])
+@pytest.mark.parametrize(
+    "bandwidth_hz", [2e6, 2.3e6, *(pytest.param(one_hz, marks=pytest.mark.long) for one_hz in (2.6e6, 4e6))]
+)
 def test_the_verdict_is_that_of_all_responses_of_the_quotas(bandwidth_hz: float) -> None:
     cell = msgspec.structs.replace(CELL, radio=RadioConfig(bandwidth_hz=bandwidth_hz))
     found = judged_run(cell, 0.05)
