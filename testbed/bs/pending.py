@@ -16,6 +16,8 @@ PIECE = 64
 READ_PER_NEW = 32
 """Cached tokens that count as one new token for a UE's share of a pass. By WISP's coefficients for an A100, a / b_read
 is 7 (Table 12) or 54 (Section 4.4)."""
+LEAST_WEIGHT = 8
+"""Least number of tokens that a request counts for, those of a window of seven."""
 _NOTHING = np.zeros(0, np.int32)
 
 
@@ -61,8 +63,10 @@ class Pending:
 
     @property
     def weight(self) -> int:
-        """Tokens of the pass that count for its UE's share: new ones, and some of those that are read."""
-        return self.new_tokens + self.cached_tokens // READ_PER_NEW
+        """Tokens of the pass that count for its UE's share: new ones, and some of those that are read; at least
+        `LEAST_WEIGHT`, since judging and answering take their time for a request of one token, too.
+        """
+        return max(LEAST_WEIGHT, self.new_tokens + self.cached_tokens // READ_PER_NEW)
 
     def ends(self, most: int) -> int:
         """End of a piece of at most `most` new tokens: a multiple of `PIECE` before the prefix's last token; 0: there

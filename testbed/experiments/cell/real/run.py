@@ -217,13 +217,18 @@ def _counted(metrics: Path) -> Counters:
     Raises:
         TestbedError: it has ended, or writes none for `STOPPING_S`.
     """
-    found, size = counted_in(metrics), metrics.stat().st_size
     until_s = time.monotonic() + STOPPING_S
-    while metrics.stat().st_size == size:
-        check_serving()
-        if time.monotonic() > until_s:
-            raise EngineError(f"the base station has written no counters for {STOPPING_S:g} s")
-        time.sleep(METRICS_S)
+
+    def await_more(size: int) -> None:
+        while metrics.stat().st_size <= size:
+            check_serving()
+            if time.monotonic() > until_s:
+                raise EngineError(f"the base station has written no counters for {STOPPING_S:g} s")
+            time.sleep(METRICS_S)
+
+    await_more(0)  # on a busy machine it may have written none yet
+    found, size = counted_in(metrics), metrics.stat().st_size
+    await_more(size)
     return found
 
 
