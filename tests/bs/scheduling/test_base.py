@@ -193,8 +193,15 @@ def test_a_prompt_that_the_engine_cuts_counts_until_it_is_computed() -> None:
     running = [replace(item, running_tokens=3_000 if item.ue == b"a" else 0) for item in queue]
     assert sessions(Fcfs(own_tokens=512).plan(running, 9.0)) == ["b1"]
     assert sessions(Fcfs(own_tokens=512).plan(running[:1], 9.0)) == ["a1"]  # nobody else has rounds
-    nearly = [replace(item, running_tokens=500) for item in queue]
+    nearly = [replace(item, running_tokens=490) for item in queue]
     assert sessions(Fcfs(own_tokens=512).plan(nearly, 9.0)) == ["a1", "b1"]
+
+
+def test_short_requests_count_as_well() -> None:
+    """64 streams of one UE filled a pass with one token each, whose judging and answering made the others wait."""
+    queue = of_ues(*((f"a{i}", b"a", float(i), 0) for i in range(64)), ("b1", b"b", 99.0, 7))
+    assert len(Fcfs(own_tokens=512).plan(queue, 100.0)) == 33
+    assert len(Fcfs(own_tokens=512).plan(queue[:-1], 100.0)) == 64
 
 
 def test_the_first_request_of_a_ue_goes_whatever_its_size() -> None:
