@@ -188,23 +188,6 @@ class UeTally:
 
         return ended
 
-    def connecting(self, tokens: float, speed_tps: float | None) -> Callable[[], None]:
-        """Begin to connect before responses of `tokens`; call the result once that is done. A connection that is not
-        there by the end, and began before the warm-up's, counts as a late response.
-        """
-        began_s = self._clock.time()
-        due_s = began_s + tokens / speed_tps if speed_tps else math.inf
-        if due_s >= self._to_s or began_s >= self._from_s:
-            return lambda: None
-        timer = asyncio.get_running_loop().call_at(self._to_s - TOLERANCE_S, self._starve)
-        watched = self._watch(due_s, False)
-
-        def connected() -> None:
-            timer.cancel()
-            watched()
-
-        return connected
-
     def _violate(self) -> None:
         self.violated += 1
 

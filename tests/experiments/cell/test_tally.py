@@ -43,23 +43,3 @@ def test_responses_that_begin_within_the_time_are_judged_if_they_are_due_by_its_
 
     found = run_virtually(main())
     assert (found.judged, found.violated) == (1, 1)
-
-
-def test_a_connection_that_does_not_come_is_a_late_response() -> None:
-    """A UE out of reach had no response that could be late, and its class was kept."""
-
-    async def main() -> tuple[UeTally, list[float]]:
-        clock, told = VirtualClock(), list[float]()
-        tally = UeTally(clock, 5.0, 20.0, lambda due_s, after_warmup: (told.append(due_s), lambda: None)[1])
-        tally.connecting(8, 1.0)
-        tally.connecting(100, 1.0)
-        tally.connecting(8, None)
-        tally.connecting(8, 1.0)()
-        await clock.sleep(6.0)
-        tally.connecting(8, 1.0)
-        await clock.sleep(20.0)
-        return tally, told
-
-    found, told = run_virtually(main())
-    assert (found.judged, found.violated) == (1, 1)
-    assert told == [8.0, 8.0], "searches are told of it, too"

@@ -104,9 +104,7 @@ class DecodingUes:
         work = None if recording is None else RecordedWork(recording, group.method.drafts)
         ue = self._ue(group, number, client, work, tally)
         await clock.sleep(group.begin_s + dice.uniform(0, min(1.0, config.warmup_s)))
-        connected = tally.connecting(sum(group.response) / 2, group.class_tps)
         await (client.connect("", VOCAB) if self._pair is None else self._pair.greet(client))
-        connected()
         ue = replace(ue, state=await known(client))
         try:
             meet = self._meeting.meet if group.together else None
