@@ -37,7 +37,8 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
     latencies_s = [latency for tally in tallies for latency in tally.latencies_s]
     judged = sum(tally.judged for tally in tallies)
     rounds, committed = sum(tally.rounds for tally in tallies), sum(tally.tokens for tally in tallies)
-    decodes = group.traffic == "tokens"
+    decodes, sent = group.traffic == "tokens", sum(tally.sent for tally in tallies)
+    known = sent > 0 or not decodes  # relays of processes see bytes, no messages
     uplink = sum(tally.bytes[True] for tally in tallies)
     return {
         "group": group.name,
@@ -45,8 +46,8 @@ def group_row(group: UeGroup, tallies: Sequence[UeTally], seconds: float, bandwi
         "uplink_bytes": round(uplink),
         "downlink_bytes": round(sum(tally.bytes[False] for tally in tallies)),
         "uplink_mbps": 8 * uplink / seconds / group.count / 1e6,
-        "messages": len(delays_s),
-        "undelivered": sum(tally.sent for tally in tallies) - len(delays_s),
+        "messages": len(delays_s) if known else None,
+        "undelivered": sent - len(delays_s) if known else None,
         "message_delay_s": summary(delays_s),
         "goodput_tps": committed / seconds if decodes else None,
         "responses": len(latencies_s) if decodes else None,

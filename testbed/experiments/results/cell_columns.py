@@ -56,7 +56,7 @@ def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
     flat = {name: value for name, value in row.items() if name != "message_delay_s"}
     delay = row["message_delay_s"]
     flat["delay_s"] = delay["mean"]
-    flat["delay_p95_s"] = delay["p95"] if row["messages"] >= LEAST_VALUES[95] else None
+    flat["delay_p95_s"] = delay["p95"] if (row["messages"] or 0) >= LEAST_VALUES[95] else None
     return flat | {name: printable(row, name, "responses") for name in PERCENTILES}
 
 

@@ -65,6 +65,7 @@ def test_processes_decode_without_loss_over_one_radio() -> None:
         assert 0 < errors_db["fh"] < 4 and errors_db["greedy"] is not None  # token ids alone tell no rate
         assert errors_db["timed"] == pytest.approx(10 * math.log10(ASSUMED_MBPS / 8), abs=1e-3)
     assert rows["bytes"]["uplink_mbps"] == pytest.approx(0.8, rel=0.2)
+    assert rows["fh"]["messages"] is rows["fh"]["undelivered"] is None and rows["bytes"]["messages"] > 0
     assert found["cell"]["passes"] > 5 and 0 < found["cell"]["busy_share"] <= 1
     assert 0 < found["cell"]["uplink_utilisation"] < 1
 
