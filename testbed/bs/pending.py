@@ -17,8 +17,7 @@ READ_PER_NEW = 32
 """Cached tokens that count as one new token for a UE's share of a pass. By WISP's coefficients for an A100, a / b_read
 is 7 (Table 12) or 54 (Section 4.4)."""
 LEAST_WEIGHT = 16
-"""Least number of tokens that a request counts for: 512 of them are 32 requests, whose judging and answering takes
-20 to 30 ms on two cores."""
+"""Least number of tokens that a request counts for, so that 512 of them are 32 requests at most."""
 _NOTHING = np.zeros(0, np.int32)
 
 
