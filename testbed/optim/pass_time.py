@@ -22,6 +22,17 @@ class RequestWork(NamedTuple):
     """L_cached: tokens of the prefix whose keys and values come from the cache."""
 
 
+class PassOverhead(NamedTuple):
+    """Idle time of the engine after a pass while requests are waiting: judging, answering, planning."""
+
+    pass_s: float = 0.0
+    request_s: float = 0.0
+    """Additional time for each request of the pass."""
+
+
+NO_OVERHEAD = PassOverhead()
+
+
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """T̂ = a·Σ L_new + b_compute·Σ (L_cached + L_new)·L_new + b_read·Σ L_cached + c, over the requests of a batch.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.sessions import Session
+from testbed.optim.pass_time import NO_OVERHEAD, PassOverhead
 
 
 class Unlearning:

@@ -8,9 +8,9 @@ from typing import Any
 from testbed.bs.control.messages import Decided, Decisions, Event, RoundSeen, SessionEnded
 from testbed.bs.judging.acceptance import threshold
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
+from testbed.optim.pass_time import NO_OVERHEAD, PassOverhead
 from testbed.protocols.messages import NO_HINT
 
 NOTHING = Decided()

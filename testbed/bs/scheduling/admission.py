@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.optim.pass_time import Coefficients
+from testbed.optim.pass_time import NO_OVERHEAD, Coefficients, PassOverhead
 
 Floats = NDArray[np.float64]
 N = TypeVar("N", float, Floats)
@@ -103,7 +103,8 @@ class Admission:
 
     A UE of class s needs s / g rounds per second, each committing g tokens. R rounds per second of m seconds each
     (eq. 19 without its constant), in passes of at most n requests, take R·(m + c/n) of the verifier's time; consecutive
-    passes hold R·T requests each and last T = c / (1 − R·m). A round may have to wait for the running pass before its
+    passes hold R·T requests each and last T = c / (1 − R·m). The time between passes counts as part of them: that of a
+    request in m, that of a pass in c. A round may have to wait for the running pass before its
     own: a class with τ (eq. 6) below 2·T cannot be guaranteed. All sessions must fit the prefix cache: if they evict
     each other's tokens, rounds are no longer those that were measured.
 
@@ -120,6 +121,8 @@ class Admission:
     """Speeds offered [tokens/s]."""
     limit: float = 0.8
     """Utilisation up to which UEs are admitted; queues grow long before 1."""
+    between: PassOverhead = NO_OVERHEAD
+    """Time between consecutive passes: judging, answering, planning."""
 
     def __post_init__(self) -> None:
         if not self.classes or not all(0 < speed < math.inf for speed in self.classes):
@@ -201,7 +204,7 @@ class Admission:
         return self._used(rounds, rounds * kinds.share_s)
 
     def _used(self, rounds: N, busy: N) -> N:
-        return busy + rounds * self.coefficients.c / self.max_requests
+        return busy + rounds * self._constant_s() / self.max_requests
 
     def _holds(self, speed_tps: float, taken: GuaranteedLoad, shape: RoundShape, need_s: float) -> bool:
         """Whether a UE can join where the others need passes of at most `need_s` / 2."""
@@ -210,7 +213,8 @@ class Admission:
             return False
         spare = 1 - joined.busy
         share_s = self._share_s(shape.new, shape.cached)
-        pass_s = max(self.coefficients.c / spare, self.coefficients.c + share_s) if spare > 0 else math.inf
+        constant_s = self._constant_s()
+        pass_s = max(constant_s / spare, constant_s + share_s) if spare > 0 else math.inf
         return min(need_s, self._slack_s(speed_tps, shape)) >= 2 * pass_s
 
     def _slack_s(self, speed_tps: float, shape: RoundShape) -> float:
@@ -220,4 +224,8 @@ class Admission:
     def _share_s(self, new: N, cached: N) -> N:
         """Time of rounds without the constant of their passes."""
         times = self.coefficients
-        return (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached
+        return (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached + self.between.request_s
+
+    def _constant_s(self) -> float:
+        """Constant of a pass."""
+        return self.coefficients.c + self.between.pass_s

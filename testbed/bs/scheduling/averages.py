@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import NamedTuple
 
 import numpy as np
 
 from testbed.bs.scheduling.admission import Floats, RoundShape
+from testbed.optim.pass_time import NO_OVERHEAD, PassOverhead
 
 Reals = tuple[float, ...]
 MEMORY = 300
@@ -41,17 +41,6 @@ _GUESSED: Reals = tuple(vars(GUESS).values())
 _COMMITTED = list(vars(GUESS)).index("committed")
 
 
-class PassOverhead(NamedTuple):
-    """Idle time of the engine after a pass while requests are waiting: judging, answering, planning."""
-
-    pass_s: float = 0.0
-    request_s: float = 0.0
-    """Additional time for each request of the pass."""
-
-
-NO_OVERHEAD = PassOverhead()
-
-
 class OverheadEstimator:
     """Fits a line to the overhead over the batch size: exponentially weighted least squares."""
 
@@ -66,16 +55,11 @@ class OverheadEstimator:
         self._nn, self._ns = keep * self._nn + n * n, keep * self._ns + n * s
 
     @property
-    def mean_s(self) -> float:
-        """Mean over all passes; 0 without passes."""
-        return self._s / self._weight if self._weight else 0.0
-
-    @property
     def line(self) -> PassOverhead:
         """The fit so far, no part negative; 0 without passes."""
         if not self._weight:
             return NO_OVERHEAD
-        mean, mean_s = self._n / self._weight, self.mean_s
+        mean, mean_s = self._n / self._weight, self._s / self._weight
         variance = max(self._nn / self._weight - mean**2, 0.0)
         request_s = max(0.0, (self._ns / self._weight - mean * mean_s) / (variance + LEAST_SPREAD))
         request_s = min(request_s, mean_s / mean)

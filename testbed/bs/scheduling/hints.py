@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.bs.sessions import Session
+from testbed.optim.pass_time import NO_OVERHEAD, PassOverhead
 from testbed.protocols.messages import NO_HINT
 
 

@@ -12,14 +12,14 @@ from testbed.bs.observer import FinishedPass
 from testbed.bs.pending import Pending, Round
 from testbed.bs.queue import Taken
 from testbed.bs.scheduling.admission import Admission, Guarantees
-from testbed.bs.scheduling.averages import Averages, OverheadEstimator, PassOverhead
+from testbed.bs.scheduling.averages import Averages, OverheadEstimator
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.guarantees import GuaranteeShares, turn_s
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.scheduling.slo_rules import geometric
 from testbed.bs.sessions import Key, Session, SessionTable
-from testbed.optim.pass_time import Coefficients, RequestWork
+from testbed.optim.pass_time import Coefficients, PassOverhead, RequestWork
 from testbed.protocols.messages import Busy, Open
 from testbed.protocols.sampling import Kept
 
@@ -128,10 +128,10 @@ class PassLedger:
         return found
 
     def _admission_now(self) -> Admission:
-        """Admission with the pass times and the overhead that were learnt."""
+        """Admission with the pass times and the time between passes that were learnt."""
         assert self._admission is not None
         known = self._admission.coefficients if self._estimator is None else self._estimator.coefficients
-        return replace(self._admission, coefficients=replace(known, c=known.c + self._overhead.mean_s))
+        return replace(self._admission, coefficients=known, between=self.overhead)
 
     def _rest(self) -> float:
         """Share of the verifier's time that guarantees leave, at least `LEAST_REST`."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.averages import NO_OVERHEAD, Mean, PassOverhead, Rate, TypicalMean
+from testbed.bs.scheduling.averages import Mean, Rate, TypicalMean
 from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
 from testbed.channel.cost import Sizes
@@ -23,7 +23,7 @@ from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.optim.draft_window.controller import WindowConfig, WindowController
 from testbed.optim.draft_window.cost import LinkCosts, Price, RoundCosts
-from testbed.optim.pass_time import Coefficients
+from testbed.optim.pass_time import NO_OVERHEAD, Coefficients, PassOverhead
 
 LOAD_S = 5.0
 """Time after which committed tokens count 1/e of new ones in the load."""

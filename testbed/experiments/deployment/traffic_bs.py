@@ -13,10 +13,10 @@ from testbed.bs.engines.base import Share, VerifyRequest, VerifyResult
 from testbed.bs.engines.coupled import coupled
 from testbed.bs.engines.runner import nobody
 from testbed.bs.intake import Offer
-from testbed.bs.scheduling.averages import NO_OVERHEAD, PassOverhead
 from testbed.clock import Clock
 from testbed.experiments.deployment.traffic_ue import LANGUAGE, MOST_POSITIONS, VOCAB
 from testbed.experiments.inputs.profile import PassWork, VerifyCost
+from testbed.optim.pass_time import NO_OVERHEAD, PassOverhead
 
 T = TypeVar("T")
 

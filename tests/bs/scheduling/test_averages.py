@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bs.scheduling.averages import (
-    GUESS,
-    GUESS_ROUNDS,
-    MEMORY,
-    Averages,
-    OverheadEstimator,
-    PassOverhead,
-    TypicalMean,
-)
+from testbed.bs.scheduling.averages import GUESS, GUESS_ROUNDS, MEMORY, Averages, OverheadEstimator, TypicalMean
+from testbed.optim.pass_time import PassOverhead
 
 HONEST = (6.0, 300.0, 3.0, 0.2, 0.04)
 Values = tuple[float, float, float, float, float]

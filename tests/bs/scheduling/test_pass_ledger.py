@@ -304,6 +304,24 @@ def test_promises_take_the_time_between_passes_as_well(between_s: float, waits: 
     assert ledger.overhead == pytest.approx((between_s if waits else 0.0, 0.0), rel=1e-3)
 
 
+def test_large_batches_of_others_leave_a_promise_to_the_few_that_ask() -> None:
+    """Answers take 1 ms a request. Most passes had 64 requests, without a guarantee: 64 ms between passes. A UE that
+    asks for 8 tokens/s shares passes with few, after which there is 1 ms, and is admitted.
+    """
+    times = Coefficients(a=0, b_compute=0, b_read=0, c=0.07)
+    ledger = PassLedger(SessionTable(), Fcfs(), admission=Admission(coefficients=times, max_requests=64))
+    request = VerifyRequest("s", np.zeros(9, np.int32), np.zeros(5, np.int32))
+    now_s = 0.0
+    for index in range(1000):
+        requests = 64 if index % 10 else 2
+        ledger.plan([Pending(request, now_s - 1, 8)] * requests, now_s)
+        ledger.passed([(None, Share(request, 5, 9, None))] * requests, 0.07)
+        now_s += 0.07 + 0.001 * requests
+    assert ledger.overhead == pytest.approx((0.0, 0.001), abs=1e-4)
+    message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1, speed_tps=8.0)
+    assert ledger.admit((b"ue", 1), message) is None
+
+
 def test_queues_at_the_last_plan_are_gauges() -> None:
     table = SessionTable()
     ledger = PassLedger(table, Slo(coefficients=Coefficients(0, 0, 0, PASS_S)))

@@ -22,7 +22,6 @@ from testbed.bs.metrics import Metrics
 from testbed.bs.observer import Observer
 from testbed.bs.pending import Round
 from testbed.bs.scheduling import window_hints
-from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.hints import Hint
@@ -40,7 +39,7 @@ from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
 from testbed.optim.draft_window.controller import WindowConfig
 from testbed.optim.draft_window.cost import LinkCosts, prices
-from testbed.optim.pass_time import Coefficients
+from testbed.optim.pass_time import Coefficients, PassOverhead
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
 from testbed.protocols.messages import NO_HINT, Open

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bs.engines.base import Share, VerifyRequest
-from testbed.bs.scheduling.averages import PassOverhead
 from testbed.experiments.deployment.traffic_bs import PrefixCache, TrafficRunner
 from testbed.experiments.deployment.traffic_ue import LANGUAGE
 from testbed.experiments.inputs.profile import InteractionVerify
-from testbed.optim.pass_time import Coefficients, RequestWork
+from testbed.optim.pass_time import Coefficients, PassOverhead, RequestWork
 from testbed.virtual_time import VirtualClock, run_virtually
 
 COST = InteractionVerify(a_s=3e-5, b_compute_s=3e-8, b_read_s=4e-6, c_s=0.015)

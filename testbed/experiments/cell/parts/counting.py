@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from testbed.bs.scheduling.averages import PassOverhead
 from testbed.channel.radio.mac import RadioCell
 from testbed.clock import Clock
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.series import CellSeries, SeriesRecorder, UeWork
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.deployment.virtual import VirtualStation
+from testbed.optim.pass_time import PassOverhead
 
 Clear = Callable[[float], bool]
 """Takes the time since the warm-up; whether a run may end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from testbed.bs.scheduling.averages import PassOverhead
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.hints import WindowHints
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerSetting, scheduler
@@ -18,6 +17,7 @@ from testbed.experiments.deployment.traffic_bs import OFFER, PrefixCache, Traffi
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import load_profile
+from testbed.optim.pass_time import PassOverhead
 from testbed.ue.windows.registry import WINDOW_RULES
 
 

@@ -18,7 +18,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from testbed.bs.scheduling.averages import PassOverhead
 from testbed.channel.tc.shared import SharedCell
 from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig
@@ -35,6 +34,7 @@ from testbed.experiments.cell.recorded import trained_policy
 from testbed.experiments.cell.run import Told, untold
 from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
+from testbed.optim.pass_time import PassOverhead
 
 STOPPING_S = 30.0
 OWN = "own.msgpack"
