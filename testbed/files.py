@@ -69,7 +69,7 @@ def json_object(path: Path) -> dict[str, Any]:
         ModelError: the file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(file_bytes(path))
     except OSError as exc:
         raise ModelError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except (ValueError, RecursionError) as exc:

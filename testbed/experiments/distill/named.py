@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from testbed.assets.model_names import DISTILLED, distilled_folder
@@ -10,6 +9,7 @@ from testbed.experiments.distill.answers import Progress
 from testbed.experiments.distill.card import DOCUMENT
 from testbed.experiments.distill.config import DistillConfig
 from testbed.experiments.distill.run import DRAFTER, Say, distill
+from testbed.files import json_object
 
 RECIPES = {
     "smollm2-draft": DistillConfig(
@@ -30,5 +30,5 @@ def made(name: str, say: Say, progress: Progress) -> dict[str, Any]:
     folder = distilled_folder(name)
     if not (folder / DOCUMENT).is_file():
         distill(RECIPES[name], folder, say, progress)
-    document: dict[str, Any] = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+    document = json_object(folder / DOCUMENT)
     return {"name": name, **document, "drafter": str(folder / DRAFTER)}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from testbed.errors import ModelError
+from testbed.files import json_object
 from testbed.optim.inference_cost import Model
 
 
@@ -17,11 +16,11 @@ def of_directory(directory: Path) -> Model:
         ModelError: its configuration is unreadable or incomplete.
     """
     path = directory / "config.json"
+    config = json_object(path)
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         text = config.get("text_config", config)
         return Model(layers=text["num_hidden_layers"], hidden=text["hidden_size"], ffn=text["intermediate_size"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ModelError(f"{path} does not give layers, hidden and feed-forward size: {exc}") from exc
 
 

@@ -20,8 +20,8 @@ from testbed.experiments.plots.optim import panels as panes
 from testbed.experiments.plots.optim import save as save_plot
 from testbed.experiments.plots.optim import style
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import reserved
 from testbed.experiments.results.csv_file import write_csv
-from testbed.files import make_folder, require_empty
 from testbed.intervals import repeats_interval
 from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
 from testbed.optim.baselines import ALGORITHMS, batch_by
@@ -154,28 +154,27 @@ def run_figures(config: FiguresConfig, out: Path, told: Told) -> dict[str, Any]:
     """Compute all points; writes `config.yaml`, `points.csv`, `draws.csv`, `quoted.csv`, `summary.json` and plots.
 
     Raises:
-        BadInput: `out` is not empty, or a point is infeasible.
+        BadInput: `out` is not empty or in use, or a point is infeasible.
     """
-    require_empty(out)
-    make_folder(out)
-    save(config, out / "config.yaml")
-    points, draws = [], []
-    for done, (panel, value, found) in enumerate(_panels(config, told)):
-        points += [_row(panel, value, line, seconds) for line, seconds in zip(config.lines, found, strict=True)]
-        draws += [
-            {"panel": panel.name, "x": value, "line": line.name, "seed": seed, "latency_s": seconds}
-            for line, times in zip(config.lines, found, strict=True)
-            for seed, seconds in enumerate(times.tolist())
-        ]
-        told(done + 1, config.jobs, f"panel {panel.name}")
-    quoted = list(_quoted(config, told))
-    for name, rows in (("points", points), ("draws", draws), ("quoted", quoted)):
-        if rows:
-            write_csv(out / f"{name}.csv", rows)
-    if points:
-        plot(config, points, out)
-    document = {"name": config.name, "seeds": config.seeds, "points": points, "quoted": quoted}
-    results.write_summary(out, results.summary(resolved(config), 0, results.host(), [*points, *quoted]))
+    with reserved(out):
+        save(config, out / "config.yaml")
+        points, draws = [], []
+        for done, (panel, value, found) in enumerate(_panels(config, told)):
+            points += [_row(panel, value, line, seconds) for line, seconds in zip(config.lines, found, strict=True)]
+            draws += [
+                {"panel": panel.name, "x": value, "line": line.name, "seed": seed, "latency_s": seconds}
+                for line, times in zip(config.lines, found, strict=True)
+                for seed, seconds in enumerate(times.tolist())
+            ]
+            told(done + 1, config.jobs, f"panel {panel.name}")
+        quoted = list(_quoted(config, told))
+        for name, rows in (("points", points), ("draws", draws), ("quoted", quoted)):
+            if rows:
+                write_csv(out / f"{name}.csv", rows)
+        if points:
+            plot(config, points, out)
+        document = {"name": config.name, "seeds": config.seeds, "points": points, "quoted": quoted}
+        results.write_summary(out, results.summary(resolved(config), 0, results.host(), [*points, *quoted]))
     return document
 
 

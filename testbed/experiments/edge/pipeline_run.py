@@ -24,8 +24,8 @@ from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.formats import prompt_ids, worked_examples
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import reserved
 from testbed.experiments.results.csv_file import write_csv
-from testbed.files import make_folder, require_empty
 from testbed.optim.figures import GAIN_1M, NOISE_W, POWER_W, RADIUS_M
 from testbed.optim.inference_cost import Cost
 from testbed.optim.tasks import Problem, Task, allocation
@@ -66,7 +66,7 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
     interrupted, those of the finished runs.
 
     Raises:
-        BadInput: an invalid configuration, or `out` is not empty.
+        BadInput: an invalid configuration, or `out` is not empty or in use.
         GateError: an output differs from the target's own.
         TestbedError: a node failed, or an upload did not arrive.
     """
@@ -74,22 +74,21 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
     cell = make_cell(config, target, cost)
     plan = planned(cell.problem, config.algorithm, config.window)
     orders = _orders(config, target, drafter, cell, plan)
-    require_empty(out)
-    make_folder(out)
-    save(config, out / "config.yaml")
-    (out / "plan.json").write_text(json.dumps(plan) + "\n", encoding="utf-8")
-    (out / "cell.json").write_text(json.dumps(resolved(cell.problem)) + "\n", encoding="utf-8")
-    told("starting drafter and verifier")
-    with started(orders) as nodes:
-        runs: list[CarriedOut] = []
-        try:
-            for one in _runs(config, target, plan, cell, nodes, told):
-                runs.append(one)  # noqa: PERF402 - finished runs count even if the next one is interrupted
-        except BaseException:
-            if runs:
-                _tables(cell, runs, out)
-            raise
-    return _write(config, cell, plan, runs, out)
+    with reserved(out):
+        save(config, out / "config.yaml")
+        (out / "plan.json").write_text(json.dumps(plan) + "\n", encoding="utf-8")
+        (out / "cell.json").write_text(json.dumps(resolved(cell.problem)) + "\n", encoding="utf-8")
+        told("starting drafter and verifier")
+        with started(orders) as nodes:
+            runs: list[CarriedOut] = []
+            try:
+                for one in _runs(config, target, plan, cell, nodes, told):
+                    runs.append(one)  # noqa: PERF402 - finished runs count even if the next one is interrupted
+            except BaseException:
+                if runs:
+                    _tables(cell, runs, out)
+                raise
+        return _write(config, cell, plan, runs, out)
 
 
 def quick_cost(config: PipelineConfig) -> Cost:

@@ -19,7 +19,7 @@ from testbed.decision_head.relabel import relabel
 from testbed.decision_head.settings import Relabelling, Training
 from testbed.decision_head.train import OnEpoch, train_head
 from testbed.errors import BadInput
-from testbed.files import require_empty
+from testbed.experiments.results.claims import reserved
 from testbed.models.bundle import bundled
 
 
@@ -82,9 +82,8 @@ def train_to(
         about: one-line description stored with the head.
 
     Raises:
-        BadInput: files in `out`, or unusable data.
+        BadInput: files in `out`, another process that writes into it, or unusable data.
     """
-    require_empty(out)
     data = labelled(directory)
     if not config.features:
         instances = base_instances(data.critical)
@@ -92,8 +91,9 @@ def train_to(
         instances = relabel(data.found, data.critical, source)
     else:
         instances = load_instances(source, data.origin)
-    trained = train_head(data.found, instances, data.meta, config, on_epoch, about)
-    save_head(trained.head, out)
+    with reserved(out):
+        trained = train_head(data.found, instances, data.meta, config, on_epoch, about)
+        save_head(trained.head, out)
     return {
         "head": str(out),
         **trained.head.info.metrics,

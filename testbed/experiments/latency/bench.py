@@ -24,12 +24,12 @@ from testbed.experiments.latency.bench_config import BenchConfig
 from testbed.experiments.plots.bench import bench_figure
 from testbed.experiments.plots.style import write_figure
 from testbed.experiments.results import directory as results
+from testbed.experiments.results.claims import reserved
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.results.metrics import RequestTimes, times_of
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.processes import base_station
-from testbed.files import make_folder, require_empty
 from testbed.intervals import LEAST_VALUES, independent_seed
 from testbed.protocols.methods import run_method
 from testbed.ue.dial import dial
@@ -133,9 +133,15 @@ def run_bench(config: BenchConfig, out: Path | None, say: Say) -> dict[str, Any]
     for method in config.methods:
         if run_method(method).on_bs:
             raise BadInput(f"{method} has no link of its own; give other --methods")
-    if out is not None:
-        require_empty(out)
-        make_folder(out)
+    with contextlib.nullcontext() if out is None else reserved(out):
+        document = _measured(config, limits, say)
+        if out is not None:
+            _write(out, document)
+    return document
+
+
+def _measured(config: BenchConfig, limits: Mapping[str, float], say: Say) -> dict[str, Any]:
+    """The document of `summary.json`."""
     run = RunConfig(
         methods=config.methods, window=config.window, limit=config.requests * len(config.rates), dataset=config.dataset,
         max_tokens=config.max_tokens, drafter=config.drafter, seed=config.seed, concurrency=config.max_concurrency,
@@ -149,10 +155,7 @@ def run_bench(config: BenchConfig, out: Path | None, say: Say) -> dict[str, Any]
             rows = asyncio.run(_measure(config, work, drafter, address, limits, say))
         finally:
             drafter.close()
-    document = {**results.summary(resolved(config), config.seed, results.host(), rows), "kind": "bench"}
-    if out is not None:
-        _write(out, document)
-    return document
+    return {**results.summary(resolved(config), config.seed, results.host(), rows), "kind": "bench"}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from testbed.errors import BadInput
 from testbed.experiments.predictor.models import FAMILIES, SPACES, Fitted, draw
 from testbed.experiments.predictor.scores import fpr_at_recall, scores_of, threshold_for
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, split
-from testbed.files import require_empty
+from testbed.experiments.results.claims import reserved
 from testbed.options import option
 from testbed.ue.windows.predictor import PredictorInfo, RejectionPredictor, load_predictor, save_predictor
 
@@ -46,29 +46,29 @@ def train(config: TrainConfig, data: Path, out: Path, progress: Progress) -> dic
     ties are broken by the higher AUC.
 
     Raises:
-        BadInput: an invalid configuration, unusable data, or files in `out`.
+        BadInput: an invalid configuration, unusable data, or an `out` with files or in use.
     """
     _check(config)
-    require_empty(out)
     store = TraceStore(data)
     meta = store.meta()
     fitted, held = split(store.load(), config.validation, config.seed)
     for part in (fitted, held):
         if len(np.unique(part.accepted)) < 2:
             raise BadInput(f"{data} contains accepted or rejected tokens only; collect more prompts")
-    found, done = {}, 0
-    for family in config.models:
-        candidates = []
-        for trial, params in enumerate(_trials(family, config)):
-            progress(done, len(config.models) * config.trials, family)
-            model = FAMILIES[family](params, fitted, held, config.seed)
-            facts = {"hyper_parameters": params, "trial": trial}
-            candidates.append(_finished(config, meta, family, model, (fitted, held), facts))
-            done += 1
-        found[family] = min(candidates, key=_merit)
-        save_predictor(found[family], out / family)
-    progress(done, done, "done")
-    save_predictor(min(found.values(), key=_merit), out)
+    found, done, total = dict[str, RejectionPredictor](), 0, len(config.models) * config.trials
+    with reserved(out):
+        for family in config.models:
+            candidates = []
+            for trial, params in enumerate(_trials(family, config)):
+                progress(done, total, family)
+                model = FAMILIES[family](params, fitted, held, config.seed)
+                facts = {"hyper_parameters": params, "trial": trial}
+                candidates.append(_finished(config, meta, family, model, (fitted, held), facts))
+                done += 1
+            found[family] = min(candidates, key=_merit)
+            save_predictor(found[family], out / family)
+        progress(done, done, "done")
+        save_predictor(min(found.values(), key=_merit), out)
     return found
 
 

@@ -26,6 +26,19 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
+def reserved(out: Path) -> Iterator[None]:
+    """Lock a new or empty directory, created if missing, for the results of this process.
+
+    Raises:
+        BadInput: it has files in it, another process writes its results there, or it cannot be written to.
+    """
+    require_empty(out)
+    with held(out, f"another process writes its results into {out}; choose another --out"):
+        require_empty(out)
+        yield
+
+
+@contextlib.contextmanager
 def claimed(
     config: C,
     out: Path,

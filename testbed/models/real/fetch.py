@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from testbed.assets.model_names import RELEASES, Part, Release, model_folder, part_of
 from testbed.errors import BadInput, ModelError, TestbedError
-from testbed.files import held, make_folder
+from testbed.files import held, json_object, make_folder
 from testbed.models.real.from_gguf import from_gguf
 from testbed.models.real.parity import prove_parity
 from testbed.process.children import module_command
@@ -56,7 +56,7 @@ def fetch(name: str, say: Say) -> dict[str, Any]:
     if not folder.is_dir():
         with held(folder.parent, f"another process is fetching into {folder.parent}; wait for it"):
             _make(name, folder, say)
-    document: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    document = json_object(folder / RECORD)
     return {"name": name, **{part: str(part_of(folder, name, part)) for part in PARTS}, **document}
 
 

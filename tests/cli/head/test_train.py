@@ -16,6 +16,7 @@ from testbed.cli.head.train import evaluate, relabel, train
 from testbed.decision_head.episodes import EpisodeStore
 from testbed.decision_head.head import load_head
 from testbed.errors import BadInput
+from testbed.files import held
 from testbed.models.bundle import bundled
 from tests.support.mismatches import labelled_files, some_meta
 
@@ -132,6 +133,12 @@ def test_what_is_missing_is_named(here: Path) -> None:
     assert not (here / "head").exists()
     (here / "file").write_text("")
     assert "cannot create" in refusal(f"train episodes --out file/head {FAST}")
+
+
+def test_a_head_is_not_trained_into_a_directory_that_another_process_writes(here: Path) -> None:
+    with held(here / "head", "taken"):
+        assert "another process writes its results into head" in refusal(f"train episodes --out head {FAST}")
+    call(f"train episodes --out head {FAST}")
 
 
 def test_nothing_is_overwritten_unless_forced(here: Path) -> None:

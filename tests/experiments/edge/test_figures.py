@@ -62,7 +62,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 def test_what_a_figure_leaves_behind(small: tuple[Path, dict[str, Any]]) -> None:
     out, document = small
-    assert {path.name for path in out.iterdir()} == {
+    assert {path.name for path in out.glob("[!.]*")} == {
         "config.yaml", "points.csv", "draws.csv", "quoted.csv", "summary.json", "small.png", "small.svg",
     }  # fmt: skip
     assert load(FiguresConfig, out / "config.yaml") == SMALL

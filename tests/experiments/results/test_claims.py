@@ -11,7 +11,7 @@ import pytest
 from testbed.channel.spec import parse_channel
 from testbed.config import DemoConfig, RunConfig
 from testbed.errors import BadInput
-from testbed.experiments.results.claims import claimed, kept, stamps
+from testbed.experiments.results.claims import claimed, kept, reserved, stamps
 from testbed.experiments.sweep.points import SweepPoint
 from tests.support.refusals import refuse
 
@@ -35,6 +35,17 @@ def test_a_directory_is_one_configurations_and_one_process_at_a_time(tmp_path: P
     refuse(lambda: enter(MINE, tmp_path), BadInput, "is not empty and holds no sweep")
     refuse(lambda: enter(MINE, tmp_path / "mine.txt"), BadInput, "mine.txt")
     assert not (tmp_path / ".lock").exists()
+
+
+def test_a_new_directory_is_one_processs_at_a_time_and_empty(tmp_path: Path) -> None:
+    def enter_new() -> None:
+        with reserved(tmp_path / "out"):
+            (tmp_path / "out" / "head.json").touch()
+
+    with reserved(tmp_path / "out"):
+        refuse(enter_new, BadInput, "another process writes its results into")
+    enter_new()
+    refuse(enter_new, BadInput, "is not empty; choose another --out")
 
 
 def test_results_are_not_resumed_through_links(tmp_path: Path) -> None:
