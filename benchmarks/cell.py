@@ -1,23 +1,26 @@
 """Cells: time of 200 UEs in virtual time, and a cell of real processes against the same in virtual time.
 
     python benchmarks/cell.py [--repeats 3] [--seconds 60] [--csv FILE] [--file CELL.yaml] [--between]
+        [--carriers relay,tc]
 
 The real cell has four UEs with FH, four with greedy drafting and two that send bytes, or is that of a file. Prints the
 CPU seconds of 200 UEs x 60 s on two radios, and per group the ratio real / virtual of goodput, mean and p95 latency
-over paired seeds, with the 95 % interval of its mean. Loops of the scheduling class SCHED_IDLE keep the processors
-awake meanwhile, since those of a virtual machine that sleep may wake late.
+over paired seeds, with the 95 % interval of its mean, for each carrier of the real cell's bytes (tc needs root). Loops
+of the scheduling class SCHED_IDLE keep the processors awake meanwhile, since those of a virtual machine that sleep may
+wake late.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ import msgspec
 
 from testbed.channel.radio.config import RadioConfig
 from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
@@ -99,6 +103,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each real run")
     parser.add_argument("--between", action="store_true", help="virtual time waits between passes, as another run did")
     parser.add_argument("--file", type=Path, help="cell to compare; that of 200 UEs is left out then")
+    parser.add_argument("--carriers", help="relay, tc or both, separated by commas; default: the file's")
     asked = parser.parse_args()
     compared = EIGHT if asked.file is None else load(CellConfig, asked.file)
     for name, many in LARGE if asked.file is None else ():
@@ -108,28 +113,35 @@ def main() -> None:
         print(f"200 UEs x 60 s, slots of 1 ms, {name}: {spent_s:.1f} s of CPU, {cell['passes']} passes")
     if asked.between:
         compared = _with_between(compared, asked.seconds)
-    ratios: dict[tuple[str, str], list[float]] = {}
-    rows: list[dict[str, Any]] = []
-    for seed in range(asked.repeats):
-        config = msgspec.structs.replace(compared, seed=seed, seconds=asked.seconds)
-        with processors_awake():
-            really = run_cell_really(config)
-        found, expected = (_rows(document(config, run)) for run in (really, run_cell(config)))
-        names = [group.name for group in compared.ues if group.traffic == "tokens"]
-        for way, groups in (("real", found), ("virtual", expected)):
-            rows += [{"way": way, "seed": seed, **{key: groups[name][key] for key in KEPT}} for name in names]
-        for name in names:
-            for figure in FIGURES:
-                ratios.setdefault((name, figure), []).append(
-                    (found[name][figure] or math.nan) / (expected[name][figure] or math.nan)
-                )
+    carriers = asked.carriers.split(",") if asked.carriers else [compared.carrier]
+    rows, ratios = _compare(compared, carriers, asked.repeats, asked.seconds)
     if asked.csv is not None:
         write_csv(asked.csv, rows)
-    for (name, figure), values in ratios.items():
+    for (way, name, figure), values in ratios.items():
         one = repeats_interval(values)
-        print(
-            f"{name:7s} {figure:14s} real / virtual {one.value:.3f} [{one.low:.3f}, {one.high:.3f}], n = {len(values)}"
-        )
+        about = f"{name:10s} {figure:14s} {way} / virtual"
+        print(f"{about} {one.value:.3f} [{one.low:.3f}, {one.high:.3f}], n = {len(values)}")
+
+
+def _compare(
+    compared: CellConfig, carriers: Sequence[Any], repeats: int, seconds: float
+) -> tuple[list[dict[str, Any]], dict[tuple[str, str, str], list[float]]]:
+    """Rows of all ways, and the ratios to virtual time by carrier, group and figure."""
+    names = [group.name for group in compared.ues if group.traffic == "tokens"]
+    ratios: dict[tuple[str, str, str], list[float]] = {}
+    rows: list[dict[str, Any]] = []
+    for seed in range(repeats):
+        config = msgspec.structs.replace(compared, seed=seed, seconds=seconds)
+        ways = {"virtual": _rows(config, run_cell(config))}
+        for carrier in carriers:
+            with processors_awake():
+                ways[carrier] = _rows(config, run_cell_really(msgspec.structs.replace(config, carrier=carrier)))
+        for way, groups in ways.items():
+            rows += [{"way": way, "seed": seed, **{key: groups[name][key] for key in KEPT}} for name in names]
+        for way, name, figure in itertools.product(carriers, names, FIGURES):
+            ratio = (ways[way][name][figure] or math.nan) / (ways["virtual"][name][figure] or math.nan)
+            ratios.setdefault((way, name, figure), []).append(ratio)
+    return rows, ratios
 
 
 def _with_between(config: CellConfig, seconds: float) -> CellConfig:
@@ -141,8 +153,8 @@ def _with_between(config: CellConfig, seconds: float) -> CellConfig:
     return msgspec.structs.replace(config, bs=msgspec.structs.replace(config.bs, **times))
 
 
-def _rows(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["group"]: row for row in found["rows"]}
+def _rows(config: CellConfig, run: CellRun) -> dict[str, dict[str, Any]]:
+    return {row["group"]: row for row in document(config, run)["rows"]}
 
 
 if __name__ == "__main__":

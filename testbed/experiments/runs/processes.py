@@ -173,6 +173,8 @@ def check_serving() -> None:
     for name, process, complaints, reader in _serving_now:
         if (code := process.poll()) is not None:
             reader.join(STOP_S)
+            if code < 0:
+                raise TestbedError(f"the {name} was ended during the run by {signal.Signals(-code).name}")
             reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
             raise TestbedError(f"the {name} ended during the run (exit code {code}): {reason}")
 

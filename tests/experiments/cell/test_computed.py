@@ -206,9 +206,11 @@ def test_what_does_not_go_with_models_is_refused(groups: Any, more: dict[str, An
         msgspec.convert({"ues": named, "models": {}, **more}, CellConfig)
 
 
-def test_models_decode_for_at_most_64_ues_and_are_not_searched() -> None:
-    with pytest.raises(BadInput, match="at most 64 UEs, not 65"):
+def test_models_decode_for_1_to_64_ues_and_are_not_searched() -> None:
+    with pytest.raises(BadInput, match="1 to 64 UEs with `traffic: tokens`, not 65"):
         run_cell(cell(msgspec.structs.replace(STRICT, count=65)))
+    with pytest.raises(BadInput, match="`traffic: tokens`, not 0"):
+        run_cell(cell(msgspec.structs.replace(STRICT, traffic="bytes")))
     with pytest.raises(BadInput, match="not searched"):
         SustainConfig(cell=cell(msgspec.structs.replace(STRICT, class_tps=4.0)))
 

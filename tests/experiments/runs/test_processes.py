@@ -177,17 +177,26 @@ def test_a_ue_that_refuses_or_fails(script: Script) -> None:
         processes.user_equipment(RunConfig(), Path("out"))
 
 
-def test_a_run_ends_when_a_process_that_serves_it_does(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit(3)", r"ended during the run \(exit code 3\): no route"),
+        ("os.kill(os.getpid(), 9)", "was ended during the run by SIGKILL"),
+    ],
+)
+def test_a_run_ends_when_a_process_that_serves_it_does(
+    end: str, said: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A proxy that had ended was noticed only when the UE gave up, after its timeout."""
     monkeypatch.setattr(processes, "WATCH_S", 0.05)
     pid = script(
         "serving = 'emulate' in sys.argv\n"
         "if serving: print(json.dumps({'ready': True}), flush=True)\n"
         "time.sleep(0.5 if serving else 600)\n"
-        "print('testbed: no route', file=sys.stderr)\nsys.exit(3)"
+        f"print('testbed: no route', file=sys.stderr)\nimport os\n{end}"
     )
     with (
-        pytest.raises(TestbedError, match=r"^the proxy ended during the run \(exit code 3\): no route$"),
+        pytest.raises(TestbedError, match=rf"^the proxy {said}$"),
         processes.proxy(ChannelSpec(kind="proxy", rtt_ms=5.0), "tcp://127.0.0.1:1"),
     ):
         processes.user_equipment(RunConfig(), Path("out"))

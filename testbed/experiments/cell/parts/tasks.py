@@ -47,8 +47,8 @@ class PairTasks:
         assert config.models is not None
         decoding = [group for group in config.ues if group.traffic == "tokens"]
         ues = sum(group.count for group in decoding)
-        if ues > MOST_UES:
-            raise BadInput(f"models decode for at most {MOST_UES} UEs, not {ues}")
+        if not 1 <= ues <= MOST_UES:
+            raise BadInput(f"models decode for 1 to {MOST_UES} UEs with `traffic: tokens`, not {ues}")
         if not ENGINES.choose(config.models.engine).needs_model:
             raise BadInput(f"engine {config.models.engine} has no model: leave `models` out")
         if config.models.scorer == CODE:
