@@ -29,8 +29,8 @@ from testbed.process.interrupts import UNSTOPPABLE
 from testbed.process.streams import open_streams
 
 INTERRUPTED = 130
-SIGNALLED = (INTERRUPTED, 128 + signal.SIGTERM)
-"""Exit codes of a process that SIGINT or SIGTERM ended."""
+SIGNALLED = (INTERRUPTED, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+"""Exit codes of a process that SIGINT, SIGTERM or SIGHUP ended."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
@@ -181,7 +181,8 @@ def _end(code: Any) -> NoReturn:
 
 
 def run() -> None:
-    """Entry point of the console script; SIGTERM unwinds, so that child processes and files are cleaned up.
+    """Entry point of the console script; SIGTERM and SIGHUP (a closed terminal) unwind, so that child processes and
+    files are cleaned up; SIGHUP that is ignored stays so (`nohup`).
 
     SIGINT interrupts even where a shell started us in the background with it ignored. A child process of a run takes
     it as SIGTERM: Ctrl-C on a terminal reaches the parent as well, which reports it.
@@ -194,6 +195,8 @@ def run() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # notes on NUMA at every start
     signal.signal(signal.SIGINT, _terminate if is_child else signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _terminate)
     try:
         check_files()
         logs.configure()

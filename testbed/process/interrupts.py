@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM: deferred in critical sections, and ignored in worker processes, which end with their parent."""
+"""SIGINT, SIGTERM and SIGHUP (a closed terminal): deferred in critical sections. Workers end with their parent,
+and not by SIGINT.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
 UNSTOPPABLE = "unstoppable"
 """Beginning of the names of threads for which an interrupted process does not wait: nothing ends a load of a model, or
@@ -22,7 +24,7 @@ an editor that reads a terminal.
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Defer the first SIGINT or SIGTERM to the end of the block. No effect outside the main thread, where no signal
+    """Defer the first of `NUMBERS` to the end of the block. No effect outside the main thread, where no signal
     handler runs.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -75,8 +75,8 @@ run()
 
 @pytest.mark.parametrize(
     ("number", "code", "says"),
-    [(signal.SIGINT, 130, "testbed: interrupted\n"), (signal.SIGTERM, 143, "")],
-    ids=["SIGINT", "SIGTERM"],
+    [(signal.SIGINT, 130, "testbed: interrupted\n"), (signal.SIGTERM, 143, ""), (signal.SIGHUP, 129, "")],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 def test_a_signal_ends_it_while_the_engine_loads(number: signal.Signals, code: int, says: str) -> None:
     """A thread that loads a model cannot be stopped; the process must not wait for it."""

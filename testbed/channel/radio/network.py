@@ -118,7 +118,7 @@ class NetworkChannels:
     Args:
         cells: [c] their places and antennas.
         loads: what the cells use; None: they do not interfere.
-        rest_s: time at first in which no UE moves; the gains that follow do not depend on it.
+        rest_s: time at first in which channels stay as they are; what follows does not depend on it.
 
     Raises:
         BadInput: see `places`, or too many of them.
@@ -135,7 +135,8 @@ class NetworkChannels:
         loads: Loads | None = None,
         rest_s: float = 0.0,
     ) -> None:
-        self._source, self._cell, self._ues, self._seed, self._seconds = source, spectrum, ues, seed, rest_s + seconds
+        self._source, self._cell, self._ues, self._seed = source, spectrum, ues, seed
+        self._rest_s, self._seconds = rest_s, seconds
         self._loads, self._places = loads, tuple(cells)
         kept = math.inf if loads is None else loads.kept
         self._from_ues = RecentWindows[Array](kept, lambda: np.zeros(len(cells)))
@@ -199,7 +200,7 @@ class NetworkChannels:
         dbm = self._source.uplink_dbm if up else self._source.downlink_dbm
         power_w = watts(dbm) * float(self.gains[ue][cell, self.at(t_s)])
         snr = power_w / (self._floors[not up] + self.interference_w(ue, cell, up, t_s))
-        return 10 * math.log10(max(snr, LEAST_SNR)) + self._fading[ue][not up].at(t_s)
+        return 10 * math.log10(max(snr, LEAST_SNR)) + self._fading[ue][not up].at(max(0.0, t_s - self._rest_s))
 
     def interference_w(self, ue: int, cell: int, up: bool, t_s: float) -> float:
         """Mean power of the other cells at a time: at the cell's base station on the uplink, at the UE on the downlink.

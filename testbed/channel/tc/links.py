@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Literal
 
 from testbed.channel.tc.commands import Command, Kind, check_interface, htb, offload, reshaped, shaped
-from testbed.channel.tc.execute import INTERFACES, choose, require, run
+from testbed.channel.tc.execute import INTERFACES, choose, require, require_root, run
 from testbed.channel.tc.pair import NamespacePair, create_pair
 from testbed.channel.tc.run import Plan, Say, emulation
 from testbed.channel.tc.shape import Duplex, LinkShape
@@ -147,6 +147,7 @@ class Egress(TcEmulation):
 
     def __enter__(self) -> Egress:
         """Shape the traffic."""
+        require_root()
         if self.destinations:
             require("htb")
         self._enter()

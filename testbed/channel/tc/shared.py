@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed.channel.tc.commands import FIRST_CLASS, Kind, offload, reweighed, shared
-from testbed.channel.tc.execute import require, run
+from testbed.channel.tc.execute import require, require_root, run
 from testbed.channel.tc.links import TcEmulation
 from testbed.channel.tc.pair import NETWORK, NamespacePair, create_pair
 from testbed.channel.tc.run import NAMESPACES, Plan, Say
+from testbed.channel.tc.state import Ledger
 from testbed.errors import BadInput, TestbedError
 
 FIRST_PAIR, MOST_SHARED = 16_000, 64
@@ -24,6 +25,16 @@ ADDRESSES = NETWORK.network_address + NETWORK.num_addresses
 CLONE_NEWNET = 0x40000000
 CLASS = re.compile(r"^class \w+ \d+:(\w+) .*\n Sent (\d+) bytes", re.MULTILINE)
 CONNECTION = re.compile(r"^[A-Z0-9-]+ +\d+ +(\d+) +([\d.]+):\d+ ", re.MULTILINE)
+
+
+def free_number(first: int, state: Path | None = None) -> int:
+    """Number of a cell that no process uses on this machine: `first`, or the next one.
+
+    Raises:
+        BadInput: a claim that cannot be read.
+    """
+    used = {index for _, claim in Ledger(state).claims() if claim.alive for index in claim.pairs}
+    return next((n for n in range(first, first + CELLS) if FIRST_PAIR + n % CELLS not in used), first)
 
 
 class SharedRates(NamedTuple):
@@ -101,6 +112,7 @@ class SharedCell(TcEmulation):
 
     def __enter__(self) -> SharedCell:
         """Create the namespace, and shape what enters and leaves it."""
+        require_root()
         require("htb")
         self._enter()
         return self

@@ -14,6 +14,8 @@ from testbed.experiments.plots.style import COLOURS, canvas, from_zero, legend, 
 Row = Mapping[str, Any]
 BINDING = {"radio": COLOURS[0], "drafting": COLOURS[2], "verification": COLOURS[3]}
 MARKERS = {"radio": "o", "drafting": "s", "verification": "^"}
+MOST_COLUMNS = 3
+"""Panels beside each other."""
 
 
 def write_plot(rows: Sequence[Row], varied: Sequence[str], path: Path) -> Path:
@@ -25,13 +27,16 @@ def write_plot(rows: Sequence[Row], varied: Sequence[str], path: Path) -> Path:
 
 def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
     first, *others = varied or [""]
-    labels = [", ".join(f"{name.rpartition('.')[2]} {_tick(name, row[name])}" for name in others) for row in rows]
+    labels = [", ".join(f"{name.rpartition('.')[2]} {_value(name, row[name])}" for name in others) for row in rows]
     names = list(dict.fromkeys(labels))
-    figure, axes = canvas(len(names), 1, width=3.2, sharey=True)
+    columns = min(len(names), MOST_COLUMNS)
+    figure, axes = canvas(columns, math.ceil(len(names) / columns), width=3.2, sharey=True)
+    for unused in axes.flat[len(names) :]:
+        unused.set_visible(False)
     places = list(dict.fromkeys(row.get(first, "") for row in rows))
     if all(isinstance(place, int | float) for place in places):
         places.sort()
-    for one, name in zip(axes.flat, names, strict=True):
+    for one, name in zip(axes.flat[: len(names)], names, strict=True):
         mine = [row for row, label in zip(rows, labels, strict=True) if label == name]
         if "ues_by_seed" in mine[0]:
             one.plot([places.index(row.get(first, "")) for row in mine], [row["ues"] for row in mine], color="0.7")
@@ -44,7 +49,7 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
                 at, row["ues"], MARKERS[row["bound_by"]], color=colour, markerfacecolor=colour if filled else "none"
             )
         one.set_xticks(range(len(places)), [_tick(first, place) for place in places])
-        one.set_xlabel(first)
+        one.set_xlabel(_axis(first))
         one.set_title(name)
     if any("kept" in row for row in rows):  # given numbers, mostly of a geometric sequence
         numbers = sorted({row["ues"] for row in rows})
@@ -57,7 +62,8 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
         axes[0, 0].plot([], [], MARKERS[part], color=colour, label=f"bound by {part}")
     if any(row.get("kept", 1.0) < 1 for row in rows):
         axes[0, 0].plot([], [], "o", color="0.4", markerfacecolor="none", label="not sustained with every seed")
-    axes[0, 0].set_ylabel("UEs")
+    for row_of_panels in axes:
+        row_of_panels[0].set_ylabel("UEs")
     legend(figure, axes)
     return figure
 
@@ -88,18 +94,27 @@ def _drawn_sweep(rows: Sequence[Row], varied: Sequence[str]) -> Any:
                 if row[f"{name}_low"] is not None:
                     one.plot([x, x], [row[f"{name}_low"], row[f"{name}_high"]], color=look.colour, linewidth=1)
         one.set_xticks(range(len(places)), [_tick(first, place) for place in places])
-        one.set_xlabel(first)
+        one.set_xlabel(_axis(first))
         one.set_ylabel(SWEPT.get(name, "mean message delay [s]"))
         from_zero(one)
     legend(figure, axes)
     return figure
 
 
+def _axis(name: str) -> str:
+    """Label of the axis of a field; frequencies are in MHz."""
+    return f"{name} [MHz]" if name.endswith("_hz") else name
+
+
 def _tick(name: str, place: object) -> str:
-    """The value of a field; frequencies in MHz."""
+    """The value of a field, without its unit."""
     if name.endswith("_hz") and isinstance(place, int | float):
-        return f"{place / 1e6:g} MHz"
+        return f"{place / 1e6:g}"
     return f"{place:g}" if isinstance(place, float) else f"{place}"
+
+
+def _value(name: str, place: object) -> str:
+    return f"{_tick(name, place)} MHz" if name.endswith("_hz") else _tick(name, place)
 
 
 PANELS = {

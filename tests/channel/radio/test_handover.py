@@ -188,3 +188,10 @@ def test_ues_that_rest_at_first_move_as_they_would_have_without_it() -> None:
     assert resting.at(2.0) == rest > 0 and np.ptp(gains) > 0
     np.testing.assert_array_equal(rested[:, rest:], gains)
     np.testing.assert_array_equal(rested[:, :rest], np.repeat(gains[:, :1], rest, axis=1))
+    at_s = np.arange(0.0, 4.9, 0.0123)
+    sinr, rested_sinr = (
+        [channels.sinr_db(0, 1, up, after_s + t_s) for t_s in at_s for up in (True, False)]
+        for channels, after_s in ((moving, 0.0), (resting, 2.0))
+    )
+    assert sinr == rested_sinr and np.ptp(sinr) > 10, "small-scale fading as well"
+    assert resting.sinr_db(0, 1, True, 1.3) == moving.sinr_db(0, 1, True, 0.0)

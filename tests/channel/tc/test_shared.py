@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 from testbed.channel.tc.commands import reweighed, shared
 from testbed.channel.tc.run import NAMESPACES
-from testbed.channel.tc.shared import SharedCell, class_bytes, enter_namespace, unsent
+from testbed.channel.tc.shared import CELLS, FIRST_PAIR, SharedCell, class_bytes, enter_namespace, free_number, unsent
+from testbed.channel.tc.state import Ledger, own_claim
 from testbed.errors import BadInput, TestbedError
 from tests.channel.tc.test_real import REASON
 from tests.support.refusals import refuse
@@ -47,6 +49,21 @@ def send(address):
 for address in addresses: threading.Thread(target=send, args=(address,), daemon=True).start()
 time.sleep(60)
 """
+
+
+def test_a_machine_without_tc_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ip").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refuse(SharedCell(NUMBER, (10.0, 10.0), [1.0], tmp_path).__enter__, BadInput, "no program 'tc' on this machine")
+
+
+def test_a_number_in_use_is_not_taken(tmp_path: Path) -> None:
+    assert free_number(7, tmp_path) == 7
+    ledger = Ledger(tmp_path)
+    for number in (7, 8):
+        ledger.write(own_claim({}, [FIRST_PAIR + number]))
+    assert free_number(7, tmp_path) == 9
+    assert free_number(7 + CELLS, tmp_path) == 9 + CELLS
 
 
 def test_counters_are_read() -> None:

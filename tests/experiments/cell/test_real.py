@@ -98,6 +98,23 @@ def test_a_process_that_dies_ends_the_run_at_once(dead: str) -> None:
             process.terminate()
 
 
+def test_a_radio_that_dies_while_ues_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ended without a word, as if its reader had gone."""
+    receive = run._received
+
+    def received(line: Connection, timeout_s: float) -> Any:
+        found = receive(line, timeout_s)
+        [radio_process] = [one for one in multiprocessing.active_children() if one.name == "the radio"]
+        radio_process.kill()
+        radio_process.join(10)
+        return found
+
+    monkeypatch.setattr(run, "_received", received)
+    monkeypatch.setattr(radio, "LEAD_S", 0.5)
+    with pytest.raises(EngineError, match="the process of the radio ended"):
+        run_cell_really(CellConfig(seconds=2.0, warmup_s=0.5, ues=(UeGroup(name="a", response=(5, 15)),)))
+
+
 @pytest.mark.parametrize(
     ("stopped", "says"),
     [("UE 1", "of 2 UE processes ended without a report"), ("the radio", "of the radio said nothing for 2 s"),

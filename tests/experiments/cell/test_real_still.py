@@ -15,6 +15,19 @@ from testbed.experiments.cell.real import radio, run
 from testbed.experiments.cell.real.run import run_cell_really
 
 
+def test_ues_that_begin_late_or_not_at_all_stand_still_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time until they began was told as a standstill, and one that began after the run's end had no report."""
+    monkeypatch.setattr(radio, "LEAD_S", 0.5)
+    monkeypatch.setattr(run, "STOPPING_S", 6.0)
+    begins_s = {"soon": 0.0, "later": 2.5, "never": 100.0}
+    groups = tuple(UeGroup(name=name, begin_s=begin_s, response=(5, 15)) for name, begin_s in begins_s.items())
+    found = run_cell_really(CellConfig(seconds=4.0, warmup_s=0.5, ues=groups)).groups
+    assert [tally.tokens > 0 for _, tallies in found for tally in tallies] == [True, True, False]
+    assert not [one for one in caplog.records if "stood still" in one.getMessage()]
+
+
 def test_a_ue_that_stood_still_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Its group's latencies and late responses included that, without a word."""
     wait_for, waits = run._wait, list[float]()

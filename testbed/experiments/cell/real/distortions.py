@@ -32,7 +32,7 @@ class Heartbeat:
 
     async def run(self, clock: Clock, from_s: float) -> None:
         """Beat from a time on, until cancelled."""
-        due_s = from_s
+        due_s = max(from_s, clock.time())
         while True:
             await clock.sleep(max(0.0, due_s - clock.time()))
             now_s = clock.time()
@@ -75,7 +75,8 @@ def warn_busy(late_s: Sequence[float], seconds: float) -> None:
     """
     if (worst_s := max(late_s, default=0.0)) > TOLD_SHARE * seconds:
         LOG.warning(
-            "timers of a process were late by %.1f s in %.1f s: this machine is busy; rates and times include that",
+            "timers of a process were late by %.1f s in %.1f s, as on a busy machine or while a drafter computes; "
+            "rates and times include that",
             worst_s, seconds,
         )  # fmt: skip
 

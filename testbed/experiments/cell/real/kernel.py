@@ -13,7 +13,7 @@ from typing import NamedTuple
 from testbed.channel.proxy import precise_loop
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.tc.shape import TC_PAYLOAD
-from testbed.channel.tc.shared import SharedCell, SharedRates
+from testbed.channel.tc.shared import SharedCell, SharedRates, free_number
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, radio_ues
 from testbed.experiments.cell.real.distortions import Heartbeat
@@ -32,11 +32,12 @@ class KernelPort:
     """Implements `WeightedPort`: one direction of a UE.
 
     Attributes:
-        used: bytes that it has sent, as slots of the whole rate.
+        used: what it has sent, as slots of the whole rate.
+        bytes: payload of that, as if all frames were full.
     """
 
     def __init__(self, weight: float, slot_s: float) -> None:
-        self.weight, self.used, self.bytes = weight, 0.0, 0
+        self.weight, self.used, self.bytes = weight, 0.0, 0.0
         self._slot_s, self._busy_s = slot_s, 0.0
         self._since_s: float | None = None
 
@@ -57,7 +58,7 @@ class KernelPort:
 class PortCounts(NamedTuple):
     """Counters of one direction of a UE: see `KernelPort`."""
 
-    bytes: int
+    bytes: float
     slots: float
     used: float
 
@@ -94,7 +95,7 @@ class KernelRadio:
     def _count(self, up: bool) -> None:
         slot_bytes = self._rates.rates_mbps[0 if up else 1] * 1e6 / 8 * self._slot_s
         for ports, sent in zip(self.ports, self._rates.sent_bytes(up, len(self.ports)), strict=True):
-            ports[up].used, ports[up].bytes = sent / slot_bytes, sent
+            ports[up].used, ports[up].bytes = sent / slot_bytes, TC_PAYLOAD * sent
 
     def counters(self) -> list[dict[bool, PortCounts]]:
         """Counters of all UEs as they are now; a downlink is taken to have bytes for as long as they take alone."""
@@ -117,9 +118,9 @@ def shared_cell(config: CellConfig, number: int) -> SharedCell:
     """The namespace of the UEs, not yet there.
 
     Args:
-        number: of this run, so that several can run on a machine.
+        number: of this run, so that several can run on a machine; the next free one if it is in use.
     """
-    return SharedCell(number, rates_of(config), weights_of(config))
+    return SharedCell(free_number(number), rates_of(config), weights_of(config))
 
 
 def weights_of(config: CellConfig) -> list[float]:
@@ -182,7 +183,7 @@ async def _seen(radio: KernelRadio, clock: WallClock, times_s: Sequence[float]) 
 def _work(before: dict[bool, PortCounts], after: dict[bool, PortCounts], slot_s: float, tally: UeTally) -> RelayedWork:
     """What a UE did between two times."""
     pairs = [(before[up], after[up]) for up in (True, False)]
-    sent = [float(now.bytes - then.bytes) for then, now in pairs]
+    sent = [now.bytes - then.bytes for then, now in pairs]
     busy_s = [slot_s * (now.slots - then.slots) for then, now in pairs]
     band_s = [slot_s * (now.used - then.used) for then, now in pairs]
     return RelayedWork((sent[0], sent[1]), (busy_s[0], busy_s[1]), (band_s[0], band_s[1]), tally.switches)

@@ -120,7 +120,7 @@ def _sites(config: CellConfig, radio: RadioReport, counted: Sequence[Sequence[Co
             uplink=min(1.0, up / slots[True]),
             downlink=min(1.0, down / slots[False]),
             passes=after["passes"] - before["passes"],
-            busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (config.seconds - config.warmup_s)),
+            busy=min(1.0, (after["busy_s"] - before["busy_s"]) / (after["t_s"] - before["t_s"])),
         )
         for (up, down), before, after in zip(radio.used, *counted, strict=True)
     ]
@@ -180,7 +180,7 @@ def _run_processes(
             processes.append(context.Process(target=run_ue, name=f"UE {number}", args=args, daemon=True))
             start(processes[-1])
         meeting.begin()
-        ours.send(start_s)
+        _send(ours, start_s)
         end_s = start_s + config.seconds + STOPPING_S
         counters: list[list[Counters]] = []
         for until_s in (start_s + config.warmup_s, start_s + config.seconds, end_s):
@@ -230,6 +230,18 @@ def _counted(metrics: Path) -> Counters:
     found, size = counted_in(metrics), metrics.stat().st_size
     await_more(size)
     return found
+
+
+def _send(line: Connection, what: Any) -> None:
+    """Tell the radio's process something.
+
+    Raises:
+        EngineError: it has ended.
+    """
+    try:
+        line.send(what)
+    except OSError as exc:
+        raise EngineError("the process of the radio ended") from exc
 
 
 def _received(line: Connection, timeout_s: float) -> Any:

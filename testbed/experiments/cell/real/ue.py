@@ -125,14 +125,14 @@ async def _decode(order: CellUeOrder, together: Connection | None, moves: Connec
     ue = replace(_ue(group, client, work, pace), end_ids=welcome.end_ids, state=await _state(order, client, tally))
     ready_s = clock.time() - order.start_s
     begin_s = order.start_s + group.begin_s + dice.uniform(0, min(1.0, config.warmup_s))
-    await clock.sleep(max(0.0, begin_s - clock.time()))
-    heart = Heartbeat()
-    moving.append(heart.run(clock, order.start_s + config.warmup_s))
-    living = decode_responses(
-        group, ue, tally, clock, dice, *work.requests, None if together is None else _ProcessMeeting(together).meet
-    )
-    life = asyncio.create_task(beside(moving, living))
-    await asyncio.wait([life], timeout=end_s - clock.time())
+    heart, meeting = Heartbeat(), None if together is None else _ProcessMeeting(together).meet
+
+    async def living() -> None:
+        await clock.sleep(max(0.0, begin_s - clock.time()))
+        await decode_responses(group, ue, tally, clock, dice, *work.requests, meeting)
+
+    life = asyncio.create_task(beside([*moving, heart.run(clock, order.start_s + config.warmup_s)], living()))
+    await asyncio.wait([life], timeout=max(0.0, end_s - clock.time()))
     if life.done():
         life.result()  # raises
     await cancel(life)
