@@ -45,17 +45,21 @@ def stop_all(processes: Sequence[BaseProcess]) -> None:
 
 def end_all(processes: Sequence[BaseProcess]) -> list[BaseProcess]:
     """Ask running processes to end, and kill those that have not within `STOP_S`; returns these."""
-    killed = []
     for process in processes:
         process.terminate()
+    _join(processes)
+    killed = [process for process in processes if process.is_alive()]
+    for process in killed:
+        process.kill()
+    _join(killed)
+    return killed
+
+
+def _join(processes: Sequence[BaseProcess]) -> None:
+    """Wait until all of them have ended, for `STOP_S` at most."""
     until_s = time.monotonic() + STOP_S
     for process in processes:
         process.join(max(0.0, until_s - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join(STOP_S)
-            killed.append(process)
-    return killed
 
 
 def _kill_server(process: BaseProcess) -> None:

@@ -74,7 +74,8 @@ def test_a_run_needs_no_resource_tracker(tmp_path: Path) -> None:
     with _cell_run(tmp_path) as run:
         os.kill(_child(run.pid, "multiprocessing.resource_tracker") or 0, signal.SIGKILL)
         _, said = run.communicate(timeout=60)
-    assert (run.returncode, said) == (0, "")
+    assert run.returncode == 0
+    assert all("include that" in line or "longer warmup_s" in line for line in said.splitlines()), "a busy machine's"
 
 
 def test_a_process_whose_server_is_killed_as_it_starts_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
