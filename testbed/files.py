@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import re
-import zipfile
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +22,6 @@ MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM
 """Error numbers that mean a wrong path, not a failing disk."""
 MOST_VALUES, MOST_DEPTH, MOST_BYTES = 1_000_000, 100, 2**26
 """Largest number of values in a YAML document, and of lists and mappings within each other; its largest size."""
-MOST_UNPACKED_BYTES = 2**30
-"""Largest size of the arrays in a .npz file."""
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 """How a lock file is opened: not through a link to elsewhere, and without waiting where it is a pipe."""
 LOCK = ".lock"
@@ -79,64 +77,28 @@ def json_object(path: Path) -> dict[str, Any]:
     return document
 
 
+def regular_bytes(path: Path) -> int:
+    """Size of a regular file.
+
+    Raises:
+        OSError: there is none, or it is no regular file: a device or pipe may never end.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return found.st_size
+
+
 def file_bytes(path: Path, most: int | None = None) -> bytes:
     """The contents of a regular file of at most `most` bytes, by default `MOST_BYTES`.
 
     Raises:
-        OSError: it cannot be read, is larger, or is no regular file: a device or pipe may never end.
+        OSError: it cannot be read, is larger, or is no regular file.
     """
-    size, most = path.stat().st_size, MOST_BYTES if most is None else most
-    if not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if size > most:
+    most = MOST_BYTES if most is None else most
+    if regular_bytes(path) > most:
         raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
     return path.read_bytes()
-
-
-def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> Any:
-    """The columns of a Parquet file whose names are wanted, as a pyarrow table in which text is in dictionaries.
-
-    Raises:
-        BadInput: more rows, text within lists, or more than `MOST_UNPACKED_BYTES`, which a few kilobytes may unpack to.
-        OSError: it cannot be read, or is no regular file.
-        pyarrow.ArrowException: not a Parquet file, or a damaged one.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    about = pq.read_metadata(path)
-    if about.num_rows > most_rows:
-        raise BadInput(f"{path} has {about.num_rows} rows; at most {most_rows} are read")
-    schema = about.schema.to_arrow_schema()
-    names = [name for name in schema.names if wanted(name)]
-    text = [name for name in names if pa.types.is_string(schema.field(name).type)]
-    numbers = [i for i in range(about.num_columns) if about.schema.column(i).path.partition(".")[0] in names]
-    columns = [about.row_group(group).column(i) for group in range(about.num_row_groups) for i in numbers]
-    if any("BYTE_ARRAY" in one.physical_type and one.path_in_schema not in text for one in columns):
-        raise BadInput(f"{path} has text or bytes in another form than a column of strings")
-    size = sum(max(one.total_uncompressed_size, 8 * one.num_values) for one in columns)
-    batches, unpacked = [], 0
-    with pq.ParquetFile(path, read_dictionary=text) as file:
-        for batch in file.iter_batches(columns=names, use_threads=False) if size <= MOST_UNPACKED_BYTES else ():
-            batches.append(batch)
-            unpacked += sum(map(_unpacked_bytes, batch.columns))
-            if unpacked > MOST_UNPACKED_BYTES:
-                break
-    if max(size, unpacked) > MOST_UNPACKED_BYTES:
-        raise BadInput(f"{path} unpacks to more than {MOST_UNPACKED_BYTES} bytes")
-    found = batches[0].schema if batches else pa.schema([schema.field(name) for name in names])
-    return pa.Table.from_batches(batches, found).replace_schema_metadata(schema.metadata)
-
-
-def _unpacked_bytes(column: Any) -> int:
-    """Size of a column's values, those of a dictionary counted each time."""
-    from pyarrow import DictionaryArray, compute
-
-    if not isinstance(column, DictionaryArray):
-        return int(column.nbytes)
-    return int(compute.sum(compute.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
 
 
 def yaml_file(path: Path) -> Any:
@@ -199,28 +161,6 @@ def _check_size(events: Iterable[Any]) -> None:
         open_.append((outer, count + more))
         if count + more > MOST_VALUES:
             raise BadInput(f"more than {MOST_VALUES} values, aliases included")
-
-
-def npz_arrays(path: Path) -> dict[str, Any]:
-    """The arrays in a .npz file by name.
-
-    Raises:
-        BadInput: unreadable, damaged, with Python objects, or of more than `MOST_UNPACKED_BYTES`, which a file of a
-            thousandth of that size may unpack to.
-    """
-    import numpy as np
-
-    try:
-        if not path.is_file():
-            raise OSError(errno.EINVAL, "not a regular file")
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(part.file_size for part in archive.infolist())  # zipfile reads no more than this
-        if unpacked > MOST_UNPACKED_BYTES:
-            raise BadInput(f"its arrays have {unpacked} bytes; at most {MOST_UNPACKED_BYTES}")
-        with np.load(path, allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
-    except Exception as exc:  # of zipfile, numpy, and the compressions
-        raise BadInput(f"{path} is no file of arrays that can be used: {exc}") from exc
 
 
 def make_folder(folder: Path) -> None:

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed import files
+from testbed import unpacked
 from testbed.config import RunConfig, load
 from testbed.errors import BadInput, ConfigError, TestbedError
-from testbed.files import MOST_BYTES, file_bytes, held, parquet_table, whole_file, yaml_values
+from testbed.files import MOST_BYTES, file_bytes, held, whole_file, yaml_values
+from testbed.unpacked import parquet_table
 from tests.support.refusals import refuse
 
 
@@ -142,7 +143,7 @@ def test_a_configuration_without_end_is_refused() -> None:
 
 
 def test_a_parquet_file_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr(unpacked, "MOST_UNPACKED_BYTES", 2**20)
     path = tmp_path / "rounds.parquet"
 
     def written(column: Any) -> None:

@@ -34,11 +34,11 @@ from testbed.experiments.report.tables import pivot, pivot_latex, rows_csv
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.uerun import GIVEN
 from testbed.experiments.sweep.rerun import _given
-from testbed.files import npz_arrays
 from testbed.models.checkpoint import Checkpoint
 from testbed.table_text import plain_cell
 from testbed.ue.drafters.recorded import load_recording
 from testbed.ue.windows.predictor import Trees
+from testbed.unpacked import npz_arrays
 from tests.support.refusals import refuse
 
 DEEP = 100_000

@@ -10,13 +10,18 @@ import pytest
 
 from testbed.channel.radio.shares import read_shares
 from testbed.channel.trace import read_text
+from testbed.decision_head.episodes import EpisodeStore
 from testbed.decision_head.head import load_head
+from testbed.decision_head.instances import load_instances
 from testbed.errors import BadInput, ModelError
 from testbed.experiments.edge.fit import read_cost, read_steps
 from testbed.experiments.inputs.coefficients import coefficients
 from testbed.experiments.inputs.state import check_csi
-from testbed.files import npz_arrays
+from testbed.experiments.predictor.traces import TraceStore
+from testbed.power.files import read_samples
+from testbed.ue.prompts import _settings
 from testbed.ue.windows.predictor import load_predictor
+from testbed.unpacked import npz_arrays
 
 READERS: dict[str, Callable[[Path], object]] = {
     "text.csv": read_text,
@@ -28,6 +33,11 @@ READERS: dict[str, Callable[[Path], object]] = {
     "arrays.npz": npz_arrays,
     "head.json": lambda path: load_head(path.parent),
     "predictor.json": lambda path: load_predictor(path.parent),
+    "relabelled.safetensors": lambda path: load_instances(path, ""),
+    "chunk-00000.safetensors": lambda path: EpisodeStore(path.parent).read(0),
+    "meta.json": lambda path: TraceStore(path.parent).meta(),
+    "power.csv": read_samples,
+    "chat_template.jinja": lambda path: _settings(path.parent),
 }
 
 

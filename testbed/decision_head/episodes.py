@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save
 
 from testbed.decision_head.episode_files import check_chunk, check_labels
 from testbed.errors import BadInput
-from testbed.files import claim, file_bytes, whole_file
+from testbed.files import claim, file_bytes, regular_bytes, whole_file
 from testbed.protocols.messages import Reading
 
 META = "meta.json"
@@ -230,6 +230,7 @@ class EpisodeStore:
     def _load(self, kind: str, number: int) -> dict[str, NDArray[Any]]:
         path = self._path(kind, number)
         try:
+            regular_bytes(path)
             arrays: dict[str, NDArray[Any]] = load_file(path)
         except (OSError, SafetensorError, TypeError, AttributeError) as exc:  # the last two: types that numpy lacks
             raise BadInput(f"{path} cannot be read: {exc}") from exc

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from testbed.channel.csi import FEATURES
 from testbed.decision_head.episodes import Meta, Mismatches
 from testbed.errors import BadInput
-from testbed.files import whole_file
+from testbed.files import regular_bytes, whole_file
 
 ORIGIN = "origin"
 
@@ -79,6 +79,7 @@ def load_instances(path: Path, made_of: str) -> Instances:
         BadInput: no such file, not a file of instances, or made from other mismatches.
     """
     try:
+        regular_bytes(path)
         with safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             found = (file.metadata() or {}).get(ORIGIN)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from testbed.assets.model_directory import check_regular
 from testbed.errors import ModelError, TestbedError
-from testbed.files import file_bytes
+from testbed.files import file_bytes, regular_bytes
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -110,9 +110,8 @@ class Checkpoint:
 
         if file not in self._files:
             path = self.directory / file
-            if path.exists() and not path.is_file():  # a pipe would be waited for
-                raise ModelError(f"{path}: not a regular file")
             try:
+                regular_bytes(path)
                 self._files[file] = safe_open(path, framework="pt")
             except FileNotFoundError:
                 raise ModelError(f"{path}: no such file; weights must be in safetensors format") from None

@@ -17,11 +17,12 @@ from typing import Any, TextIO
 import numpy as np
 
 from testbed.errors import BadInput, SensorError
-from testbed.files import parquet_table, whole_file
+from testbed.files import file_bytes, whole_file
 from testbed.power.reading import PowerSource, Reading
 from testbed.power.sensors import tegrastats
 from testbed.power.sensors.rails import total_w, whole
 from testbed.power.series import Samples, gather
+from testbed.unpacked import parquet_table
 
 FIXED = ("time_s", "total_w", "temp_c", "throttled")
 MARK = b"testbed.power"
@@ -42,7 +43,7 @@ def read_samples(path: Path) -> Samples:
     try:
         if path.suffix == ".parquet":
             return _of_parquet(path)
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = file_bytes(path).decode("utf-8", errors="replace")
         return _of_tegrastats(text) if tegrastats.looks_like(text) else _of_csv(text)
     except OSError as exc:
         raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
@@ -143,7 +144,7 @@ class Log:
         head = f"# source={source.name} mean={int(source.mean)} total={source.total}\n"
         head += ",".join(["time_s", "total_w", *(name + RAIL for name in self._rails), "temp_c", "throttled"]) + "\n"
         try:
-            before = path.read_text(encoding="utf-8", errors="replace") if again and path.exists() else ""
+            before = file_bytes(path).decode("utf-8", errors="replace") if again and path.exists() else ""
             if before and not before.startswith(head):
                 raise BadInput(f"{path} was started with other sensors: use the same ones, or remove it")
             self._file: TextIO = path.open("a" if before else "w", buffering=1, encoding="utf-8")

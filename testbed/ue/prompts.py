@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.errors import BadInput, ModelError
-from testbed.files import json_object
+from testbed.files import file_bytes, json_object
 from testbed.protocols.vocabulary import fingerprint, read_tokenizer, tokenizer_directory
 from testbed.ue.message_text import MessageText, encode
 
@@ -190,7 +190,7 @@ def _settings(directory: Path) -> dict[str, Any]:
     template = directory / "chat_template.jinja"
     if template.exists():
         try:
-            settings["chat_template"] = template.read_text(encoding="utf-8")
+            settings["chat_template"] = file_bytes(template).decode("utf-8")
         except (OSError, ValueError) as exc:
             raise ModelError(f"{template} cannot be read: {exc}") from exc
     chat = settings.get("chat_template")

@@ -148,6 +148,10 @@ def test_wrong_options_of_sweep_are_one_line(
     assert len(said.splitlines()) == 1 and words in said
 
 
+def _times(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+
+
 def test_a_run_whose_results_could_not_be_written_is_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,13 +162,17 @@ def test_a_run_whose_results_could_not_be_written_is_run_again(
 
     (tmp_path / "cell.yaml").write_text(FILE)
     asked = ["cell", "run", str(tmp_path / "cell.yaml"), "--out", str(tmp_path / "out"), "--seconds", "3"]
-    for name in ("_write_json", "write_csv", "write_report"):
+    for name in ("_write_json", "write_csv"):
         with monkeypatch.context() as patched:
             patched.setattr(files, name, full)
             assert main(asked) == 1 and "No space left" in capsys.readouterr().err
         assert not (tmp_path / "out" / "cell.json").exists()
     assert main(asked) == 0 and (tmp_path / "out" / "cell.json").exists()
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "write_csv", full)
-        assert main(asked) == 1
-    assert not (tmp_path / "out" / "cell.json").exists()  # no new results beside old ones
+    before = _times(tmp_path / "out")
+    for name in ("_write_json", "write_csv"):
+        with monkeypatch.context() as patched:
+            patched.setattr(files, name, full)
+            assert main(asked) == 1
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before, (
+        "the old results stay"
+    )

@@ -62,8 +62,8 @@ class GuaranteedLoad(NamedTuple):
     """Share of the verifier's time, without the constant of its passes."""
     tokens: float
     """Tokens in the prefix cache."""
-    fastest: float
-    """The highest speed; 0 without guarantees."""
+    slack_s: float
+    """Least time of a session for queueing and verification in a round; infinite without guarantees."""
 
 
 class GuaranteeKinds(NamedTuple):
@@ -77,14 +77,21 @@ class GuaranteeKinds(NamedTuple):
     """Time of a round without the constant of its pass."""
     tokens: Floats
     """Tokens in the prefix cache."""
+    slack_s: Floats
+    """Time for queueing and verification in a round."""
+
+    @property
+    def busy(self) -> Floats:
+        """Share of the verifier's time, without the constant of passes."""
+        return self.speeds / self.committed * self.share_s
 
     def load(self, sessions: Floats) -> GuaranteedLoad:
         """What sessions take, from their number of each kind [n]."""
         rates = self.speeds * sessions / self.committed
         parts = (rates, rates * self.share_s, sessions * self.tokens)
         rounds, busy, tokens = (math.fsum(part.tolist()) for part in parts)
-        fastest = float(np.max(self.speeds, where=sessions > 0, initial=0.0))
-        return GuaranteedLoad(rounds, busy, tokens, fastest)
+        slack_s = float(np.min(self.slack_s, where=sessions > 0, initial=math.inf))
+        return GuaranteedLoad(rounds, busy, tokens, slack_s)
 
 
 class AdmissionDecision(NamedTuple):
@@ -143,19 +150,18 @@ class Admission:
             speed_tps: the requested speed; any positive one.
             load: the guarantees that were given.
             shape: the mean round expected of the UE.
-            typical: that of other UEs, which need enough time per round, too; None: the same. Their own would let one
-                UE refuse all others by the times that it reports.
+            typical: that of a typical UE; None: the same. Others need enough time per round, too, by their own round or
+                a typical one, whichever leaves more: their own alone would let one UE refuse all others by the times
+                that it reports.
 
         Raises:
             BadInput: a speed that is not positive, or a negative number of UEs.
         """
         if any(not 0 < given.speed_tps < math.inf or given.sessions < 0 for given in load):
             raise BadInput("the load is a number of UEs, 0 or more, by positive speed")
-        return self.join(speed_tps, self._load(load), shape, typical or shape)
+        return self.join(speed_tps, self._load(load, typical or shape), shape)
 
-    def join(
-        self, speed_tps: float, taken: GuaranteedLoad, shape: RoundShape, typical: RoundShape
-    ) -> AdmissionDecision:
+    def join(self, speed_tps: float, taken: GuaranteedLoad, shape: RoundShape) -> AdmissionDecision:
         """As `admissible`, beside the load of the guarantees that were given.
 
         Raises:
@@ -163,26 +169,40 @@ class Admission:
         """
         if not 0 < speed_tps < math.inf:
             raise BadInput(f"a class is a positive speed in tokens a second, not {speed_tps:g}")
-        need_s = self._slack_s(taken.fastest, typical) if taken.fastest else math.inf
-        asked = self._holds(speed_tps, taken, shape, need_s)
+        asked = self._holds(speed_tps, taken, shape)
         slower = sorted((speed for speed in self.classes if speed < speed_tps), reverse=True)
-        best = next((speed for speed in slower if self._holds(speed, taken, shape, need_s)), None)
+        best = next((speed for speed in slower if self._holds(speed, taken, shape)), None)
         used = self.used(self._joined(taken, speed_tps, shape))
         return AdmissionDecision(asked, speed_tps if asked else best, used)
 
     def utilisation(self, load: Sequence[Guarantees]) -> float:
         """Share of the verifier's time that these guarantees take."""
-        return self.used(self._load(load))
+        return self.used(self._load(load, None))
 
-    def kinds(self, speeds_tps: Sequence[float], rounds: Floats) -> GuaranteeKinds:
-        """Kinds of guarantees by their speeds and the fields of their sessions' mean rounds (`RoundShape`) [n, 5]."""
-        new, cached, committed, _, _ = rounds.T
-        return GuaranteeKinds(np.array(speeds_tps), committed, self._share_s(new, cached), cached + new)
+    def slack_s(self, speed_tps: float, shape: RoundShape) -> float:
+        """Time for queueing and verification in a round at this speed (eq. 6)."""
+        return shape.committed / speed_tps - shape.draft_s - shape.network_s
 
-    def _load(self, load: Sequence[Guarantees]) -> GuaranteedLoad:
+    def hasty(self, kinds: GuaranteeKinds, share: float) -> NDArray[np.bool_]:
+        """[n] whether a session of each kind would be late beside others that take this share of the time."""
+        rest = 1 - share - kinds.busy
+        return (rest <= 0) | (kinds.slack_s * rest < 2 * self._constant_s())
+
+    def kinds(self, speeds_tps: Sequence[float], rounds: Floats, typical: RoundShape | None = None) -> GuaranteeKinds:
+        """Kinds of guarantees by their speeds and the fields of their sessions' mean rounds (`RoundShape`) [n, 5], and
+        by a typical round.
+        """
+        new, cached, committed, draft_s, network_s = rounds.T
+        speeds = np.array(speeds_tps)
+        slack_s = committed / speeds - draft_s - network_s
+        if typical is not None:
+            slack_s = np.maximum(slack_s, typical.committed / speeds - typical.draft_s - typical.network_s)
+        return GuaranteeKinds(speeds, committed, self._share_s(new, cached), cached + new, slack_s)
+
+    def _load(self, load: Sequence[Guarantees], typical: RoundShape | None) -> GuaranteedLoad:
         rounds = [[getattr(given.shape, name) for name in FIELDS] for given in load]
         shapes = np.array(rounds, np.float64).reshape(len(load), len(FIELDS))
-        return self.kinds([given.speed_tps for given in load], shapes).load(
+        return self.kinds([given.speed_tps for given in load], shapes, typical).load(
             np.array([given.sessions for given in load])
         )
 
@@ -191,7 +211,7 @@ class Admission:
         busy = rounds * self._share_s(shape.new, shape.cached)
         return GuaranteedLoad(
             taken.rounds + rounds, taken.busy + busy, taken.tokens + (shape.cached + shape.new),
-            max(taken.fastest, speed_tps),
+            min(taken.slack_s, self.slack_s(speed_tps, shape)),
         )  # fmt: skip
 
     def used(self, taken: GuaranteedLoad) -> float:
@@ -200,14 +220,13 @@ class Admission:
 
     def used_by_one(self, kinds: GuaranteeKinds) -> Floats:
         """Share of the verifier's time that a session of each kind takes [n]."""
-        rounds = kinds.speeds / kinds.committed
-        return self._used(rounds, rounds * kinds.share_s)
+        return self._used(kinds.speeds / kinds.committed, kinds.busy)
 
     def _used(self, rounds: N, busy: N) -> N:
         return busy + rounds * self._constant_s() / self.max_requests
 
-    def _holds(self, speed_tps: float, taken: GuaranteedLoad, shape: RoundShape, need_s: float) -> bool:
-        """Whether a UE can join where the others need passes of at most `need_s` / 2."""
+    def _holds(self, speed_tps: float, taken: GuaranteedLoad, shape: RoundShape) -> bool:
+        """Whether a UE can join."""
         joined = self._joined(taken, speed_tps, shape)
         if self.used(joined) > self.limit or joined.tokens > (self.kv_tokens or math.inf):
             return False
@@ -215,11 +234,7 @@ class Admission:
         share_s = self._share_s(shape.new, shape.cached)
         constant_s = self._constant_s()
         pass_s = max(constant_s / spare, constant_s + share_s) if spare > 0 else math.inf
-        return min(need_s, self._slack_s(speed_tps, shape)) >= 2 * pass_s
-
-    def _slack_s(self, speed_tps: float, shape: RoundShape) -> float:
-        """Time for queueing and verification in a round at this speed (eq. 6)."""
-        return shape.committed / speed_tps - shape.draft_s - shape.network_s
+        return joined.slack_s >= 2 * pass_s
 
     def _share_s(self, new: N, cached: N) -> N:
         """Time of rounds without the constant of their passes."""

@@ -19,7 +19,9 @@ from testbed.optim.pass_time import Coefficients
 class GuaranteeShares:
     """Admits sessions with a guarantee. While another UE is refused, one UE gets no more than its share of the
     verifier's time (`Room.ue_share`), beyond its first session. To a UE within its share the sessions yield that others
-    hold beyond theirs: those that wait for their UE before those that verify, the least recently heard first.
+    hold beyond theirs: those that wait for their UE before those that verify, the least recently heard first. If these
+    are not enough, sessions of others yield that are so fast that a UE which took its whole share would make them late,
+    to one that asks for no such speed: however small its share, one UE could keep all others away by such a session.
     """
 
     def __init__(self, sessions: SessionTable, averages: Averages) -> None:
@@ -39,12 +41,12 @@ class GuaranteeShares:
         possible = answer.admitted or (within and load.ask(owner, speed_tps, range(len(given))).admitted)
         if possible and not answer.admitted:
             beyond = load.beyond(share)
-            needed = bisect.bisect_left(
-                range(len(beyond) + 1), True, key=lambda count: load.ask(owner, speed_tps, beyond[:count]).admitted
-            )
-            if needed <= len(beyond):
-                yielding = [given[index] for index in beyond[:needed]]
-                answer = load.ask(owner, speed_tps, beyond[:needed])
+            hasty = [] if self._sessions.room.ue_share >= 1 else load.hasty(owner, speed_tps, share)
+            for order in (beyond, hasty, [*hasty, *(index for index in beyond if index not in hasty)]):
+                if load.ask(owner, speed_tps, order).admitted:
+                    fewest = load.fewest(owner, speed_tps, order)
+                    yielding, answer = [given[index] for index in fewest], load.ask(owner, speed_tps, fewest)
+                    break
         if answer.admitted and not within and self._refused.others(owner, now_s):
             return AdmissionDecision(False, None, answer.utilisation), []
         if answer.admitted:
@@ -68,7 +70,8 @@ class _Given:
         self._kind_of = [numbers.setdefault((ue, one.speed_tps or 0.0), len(numbers)) for ue, one in pairs]
         """Each session's kind: its UE and speed."""
         self._kinds_by_ue = [ue for ue, _ in numbers]
-        self._kinds = admission.kinds([speed for _, speed in numbers], averages.expected_values(self._kinds_by_ue))
+        rounds = averages.expected_values(self._kinds_by_ue)
+        self._kinds = admission.kinds([speed for _, speed in numbers], rounds, averages.expected())
         self._counts = self._count(range(len(given)))
 
     def used_by(self, owner: bytes, speed_tps: float) -> float:
@@ -83,13 +86,28 @@ class _Given:
         counts = self._counts
         if without:
             counts = counts - self._count(without)
-        expected = self._averages.expected
-        return self._admission.join(speed_tps, self._kinds.load(counts), expected(owner), expected())
+        return self._admission.join(speed_tps, self._kinds.load(counts), self._averages.expected(owner))
+
+    def fewest(self, owner: bytes, speed_tps: float, order: Sequence[int]) -> Sequence[int]:
+        """The fewest of these sessions, in this order, without which a UE can join; without all of them it can."""
+        admitted: Callable[[int], bool] = lambda count: self.ask(owner, speed_tps, order[:count]).admitted  # noqa: E731
+        return order[: bisect.bisect_left(range(len(order)), True, key=admitted)]
 
     def _count(self, indices: Sequence[int]) -> Floats:
         """Number of sessions of each kind among these."""
         kinds = np.array([self._kind_of[index] for index in indices], np.intp)
         return np.bincount(kinds, minlength=len(self._kinds.speeds)).astype(np.float64)
+
+    def hasty(self, owner: bytes, speed_tps: float, share: float) -> list[int]:
+        """Indices of the sessions of other UEs that would be late beside one more UE that takes this share of the
+        verifier's time, those with the least slack first; none for a UE that asks for such a session itself.
+        """
+        asked = self._admission.kinds([speed_tps], self._averages.expected_values([owner]))
+        if self._admission.hasty(asked, share)[0]:
+            return []
+        late, slack_s = self._admission.hasty(self._kinds, share).tolist(), self._kinds.slack_s.tolist()
+        found = [n for n, kind in enumerate(self._kind_of) if self.owners[n] != owner and late[kind]]
+        return sorted(found, key=lambda n: slack_s[self._kind_of[n]])
 
     def beyond(self, share: float) -> list[int]:
         """Indices of the sessions by which UEs exceed their share, in the order in which they yield: those that wait

@@ -23,8 +23,9 @@ from testbed.assets.bundled_files import find
 from testbed.channel.radio.adaptation import Adaptation, AdaptedAir, SinrSeries
 from testbed.channel.radio.model import RadioUe, Spectrum
 from testbed.errors import BadInput
-from testbed.files import npz_arrays, whole_file
+from testbed.files import whole_file
 from testbed.options import Config, option
+from testbed.unpacked import npz_arrays
 
 MOST_UES, MOST_STEPS = 10_000, 2_000_000
 

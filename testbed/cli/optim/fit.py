@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from testbed.cli.output import claim_stdout, note, print_json, progress
 from testbed.cli.tables import print_table
 from testbed.errors import BadInput
 from testbed.experiments.edge.config import QUICK, FitConfig
-from testbed.files import make_folder
+from testbed.files import held
 
 WRITTEN = ("steps.csv", "fit.json", "fit.png", "fit.svg")
 
@@ -52,25 +53,27 @@ def fit(
     from testbed.experiments.edge.fit import dimensions, read_steps, report
 
     config = given.config(FitConfig, QUICK if quick else {})
-    if out is not None:
-        _claim(out)
-    models = dimensions(config)
-    steps = read_steps(csv) if csv is not None else _measure(config)
-    document = report(steps, models, config.seed, None if cost_of == "all" else cost_of)
-    _write(out, steps, models, document)
+    with contextlib.nullcontext() if out is None else _claimed(out):
+        models = dimensions(config)
+        steps = read_steps(csv) if csv is not None else _measure(config)
+        document = report(steps, models, config.seed, None if cost_of == "all" else cost_of)
+        _write(out, steps, models, document)
     if as_json:
         print_json(document, stdout)
         return
     _show(document)
 
 
-def _claim(out: Path) -> None:
-    """Make a directory, unless it holds another fit, or files of its names."""
-    if (out / "steps.csv").exists():
-        raise BadInput(f"{out} holds a fit already; choose another --out, or --csv {out / 'steps.csv'} to fit it again")
-    if there := [name for name in WRITTEN if os.path.lexists(out / name)]:
-        raise BadInput(f"{out / there[0]} is there already; choose another --out")
-    make_folder(out)
+@contextlib.contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """Lock a directory, made unless it holds another fit, or files of its names."""
+    with held(out, f"another process writes its results into {out}; choose another --out"):
+        if (out / "steps.csv").exists():
+            again = f"--csv {out / 'steps.csv'} to fit it again"
+            raise BadInput(f"{out} holds a fit already; choose another --out, or {again}")
+        if there := [name for name in WRITTEN if os.path.lexists(out / name)]:
+            raise BadInput(f"{out / there[0]} is there already; choose another --out")
+        yield
 
 
 def _measure(config: Any) -> Any:

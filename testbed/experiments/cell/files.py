@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,21 @@ def carry_out(
 
 
 def _write(config: CellConfig, run: CellRun, found: dict[str, Any], out: Path) -> None:
-    """Write the results; `cell.json` comes last, and is missing until all others are there."""
-    (out / CELL).unlink(missing_ok=True)
-    if run.series is not None:
-        _write_json(run.series, out / SERIES)
-    write_csv(out / UES, ue_rows(config, run))
-    summary = results.summary(resolved(config), config.seed, results.host(), found["rows"])
-    results.write_summary(out, {**summary, "kind": KIND, "cell": found["cell"]})
+    """Write the results. Those of an earlier run stay until all new ones are written; then `cell.json` is missing until
+    all others are in their place.
+    """
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=out) as name:
+        fresh = Path(name)
+        if run.series is not None:
+            _write_json(run.series, fresh / SERIES)
+        write_csv(fresh / UES, ue_rows(config, run))
+        summary = results.summary(resolved(config), config.seed, results.host(), found["rows"])
+        results.write_summary(fresh, {**summary, "kind": KIND, "cell": found["cell"]})
+        _write_json(found, fresh / CELL)
+        (out / CELL).unlink(missing_ok=True)
+        for path in sorted(fresh.iterdir(), key=lambda path: path.name == CELL):
+            path.replace(out / path.name)
     write_report([out], out)
-    _write_json(found, out / CELL)
 
 
 def _write_json(content: Any, path: Path) -> None:

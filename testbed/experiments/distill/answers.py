@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.errors import BadInput
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep
-from testbed.files import npz_arrays, whole_file
+from testbed.files import whole_file
+from testbed.unpacked import npz_arrays
 
 CHUNK_LANES = 4
 """Prompts of a chunk for each that is answered at a time: idle lanes at a chunk's end are few then."""

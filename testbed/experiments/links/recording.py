@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from testbed.channel.trace import COLUMNS, Trace
 from testbed.errors import BadInput
 from testbed.experiments.results.files import MOST_ROWS
-from testbed.files import parquet_table
+from testbed.unpacked import parquet_table
 
 Reals = NDArray[np.float64]
 MAX_SAMPLES = 1_000_000

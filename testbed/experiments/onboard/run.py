@@ -19,7 +19,7 @@ from testbed.experiments.onboard.steps import EndedStep, Step, steps
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.runs.processes import command as testbed
 from testbed.experiments.runs.processes import environment
-from testbed.files import make_folder, whole_file
+from testbed.files import file_bytes, make_folder, whole_file
 
 DONE = "steps"
 """Folder with a file for each step that has ended: its document, what it took, or why it failed."""
@@ -71,7 +71,7 @@ def _ended(step: Step, records: Mapping[str, EndedStep], out: Path, say: Say) ->
 def _read(path: Path) -> EndedStep | None:
     """A record that was written; None: there is none that can be read, and the step runs again."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=EndedStep)
+        return msgspec.json.decode(file_bytes(path), type=EndedStep)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.files import claim, npz_arrays, whole_file
+from testbed.files import claim, file_bytes, whole_file
 from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels
+from testbed.unpacked import npz_arrays
 
 META = "meta.json"
 
@@ -105,7 +106,7 @@ class TraceStore:
     def meta(self) -> TraceMeta:
         """Provenance of the traces."""
         try:
-            return msgspec.json.decode((self.directory / META).read_bytes(), type=TraceMeta)
+            return msgspec.json.decode(file_bytes(self.directory / META), type=TraceMeta)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise BadInput(f"no traces in {self.directory} ({exc}); run `testbed predictor collect`") from exc
 

@@ -17,9 +17,10 @@ from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.marks import Mark
 from testbed.experiments.results.directory import SCHEMA, request_rows, round_rows
-from testbed.files import parquet_table, whole_file
+from testbed.files import whole_file
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
+from testbed.unpacked import parquet_table
 
 ROUNDS, REQUESTS, FIELD_LOG = "rounds.parquet", "requests.parquet", "log.jsonl"
 MARK = b"testbed.schema"

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.files import file_bytes, make_folder, npz_arrays, whole_file
+from testbed.files import file_bytes, make_folder, whole_file
 from testbed.ue.drafters.base import DraftToken
+from testbed.unpacked import npz_arrays
 
 FEATURES = ("top1", "entropy", "margin", "logit_std", "position")
 """WISP names four of its five features; the position in the window, from 1, is our choice of the fifth."""

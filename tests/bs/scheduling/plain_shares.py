@@ -35,11 +35,12 @@ class PlainShares:
         answer, yielding = ask(given), list[Session]()
         if not answer.admitted and within:
             beyond = self._beyond(admission, share, given)
-            for count in range(1, len(beyond) + 1):
-                left = [session for session in given if session not in beyond[:count]]
-                if ask(left).admitted:
-                    answer, yielding = ask(left), beyond[:count]
-                    break
+            hasty = self._hasty(admission, share, [one for one in given if self._owner(one) != owner], new)
+            for order in (beyond, hasty, hasty + [session for session in beyond if session not in hasty]):
+                for count in range(1, len(order) + 1):
+                    left = [session for session in given if session not in order[:count]]
+                    if not answer.admitted and ask(left).admitted:
+                        answer, yielding = ask(left), order[:count]
         if answer.admitted and not within and self._refused.others(owner, now_s):
             return AdmissionDecision(False, None, answer.utilisation), []
         if answer.admitted:
@@ -56,8 +57,8 @@ class PlainShares:
 
     def _decision(self, admission: Admission, load: Sequence[Wanted], new: Wanted) -> AdmissionDecision:
         speed_tps, shape = new
-        typical, times = self._averages.expected(), admission.coefficients
-        others_s = min((slack_s(speed, typical) for speed, _ in load), default=math.inf)
+        times = admission.coefficients
+        others_s = min((self._slack_s(one) for one in load), default=math.inf)
 
         def holds(speed: float) -> bool:
             joined = [*load, (speed, shape)]
@@ -72,6 +73,20 @@ class PlainShares:
         best: Callable[[], float | None] = lambda: next(filter(holds, slower), None)  # noqa: E731
         asked = holds(speed_tps)
         return AdmissionDecision(asked, speed_tps if asked else best(), used(admission, [*load, new]))
+
+    def _slack_s(self, wanted: Wanted) -> float:
+        speed_tps, shape = wanted
+        return max(slack_s(speed_tps, shape), slack_s(speed_tps, self._averages.expected()))
+
+    def _hasty(self, admission: Admission, share: float, others: Sequence[Session], new: Wanted) -> list[Session]:
+        def late(wanted: Wanted, time_s: float) -> bool:
+            rest = 1 - share - busy(admission, *wanted)
+            return rest <= 0 or time_s < 2 * admission.coefficients.c / rest
+
+        if late(new, slack_s(*new)) or self._sessions.room.ue_share == 1:
+            return []
+        found = [one for one in others if late(self._wanted(one), self._slack_s(self._wanted(one)))]
+        return sorted(found, key=lambda session: self._slack_s(self._wanted(session)))
 
     def _beyond(self, admission: Admission, share: float, given: Sequence[Session]) -> list[Session]:
         found: list[Session] = []

@@ -6,11 +6,13 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.admission import Admission, Guarantees
-from testbed.bs.scheduling.averages import GUESS, Averages
+from testbed.bs.scheduling.averages import GUESS, Averages, Reals
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.guarantees import GuaranteeShares
@@ -32,6 +34,7 @@ class Cell:
     def __init__(self, ue_share: float) -> None:
         self.table = SessionTable(per_peer=1000, ue_share=ue_share)
         self.ledger = PassLedger(self.table, Fcfs(), admission=GATE)
+        self.averages = self.ledger._averages
         self.lost: list[Session] = []
         self.now_s = 0.0
 
@@ -110,6 +113,34 @@ def test_first_sessions_are_exempt(ue_share: float) -> None:
     cell.fill(b"a")
     for name in (b"b", b"c", b"d"):
         assert cell.open(name, 0, 8.0)
+
+
+SHAPES = st.tuples(
+    st.floats(1, 260), st.floats(0, 4000), st.floats(1, 8), st.floats(0, 100), st.floats(0, 100)
+)  # new, cached, committed, draft_s, network_s
+ASKED = st.lists(st.tuples(st.floats(1e-3, 200), SHAPES), max_size=12)
+
+
+@given(asked=ASKED, speed_tps=st.sampled_from([2.0, 4.0]), honest=st.integers(0, 3), known=st.booleans())
+@example([(speed, (5.0, 40.0, 3.0, 0.0, 0.0)) for speed in (8.0, 16.0, 30.0, 40.0, 60.0)], 2.0, 0, False)
+def test_no_ue_keeps_a_class_from_another_one(
+    asked: list[tuple[float, Reals]], speed_tps: float, honest: int, known: bool
+) -> None:
+    """Whatever rounds one UE has, and whatever speeds it asks for: one session of it at 4 % of the verifier's time
+    had all classes refused to all others, since they would have had to wait for longer passes than it could.
+    """
+    cell = Cell(0.5)
+    mean = (5.0, 300.0, 2.0, 0.02, 0.03)
+    for ue in range(honest + known):
+        for _ in range(50):
+            cell.averages.add(b"honest-%d" % ue, mean, 3, 1, 5)
+    assert all(cell.open(b"honest-%d" % ue, 0, 2.0) for ue in range(honest))
+    for number, (asked_tps, shape) in enumerate(asked):
+        for _ in range(100):
+            cell.averages.add(b"liar", shape, 1, 1, 5)
+        cell.open(b"liar", number, asked_tps)
+    assert cell.open(b"honest-%d" % honest, 0, speed_tps)
+    assert {session.key[0] for session in cell.lost} <= {b"liar"}
 
 
 # ---------------------------------------------------------------- the time that guarantees leave
