@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from testbed import files
+from testbed import unpacked
 from testbed.channel.formats.convert import convert
 from testbed.channel.radio.files import read_radio_file
 from testbed.channel.radio.shares import read_shares
@@ -82,7 +82,7 @@ def test_a_recording_of_arrays_within_arrays(tmp_path: Path) -> None:
 
 
 def test_arrays_that_unpack_to_more_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr(unpacked, "MOST_UNPACKED_BYTES", 2**20)
     path = tmp_path / "a.npz"
     np.savez_compressed(path, uplink_db=np.zeros((4, 2**16), np.float64), about=np.array("x"))
     assert path.stat().st_size < 2**13

@@ -85,7 +85,7 @@ def test_steps_and_fits_are_files_that_other_commands_read(
     pair = ["--drafter", config.drafter or "", "--model", config.model or ""]
     done = CliRunner().invoke(app, ["fit", *arguments, *pair])
     assert done.exit_code == 0, done.output
-    assert {path.name for path in (tmp_path / "fit").iterdir()} == {"steps.csv", "fit.json", "fit.png", "fit.svg"}
+    assert {path.name for path in (tmp_path / "fit").glob("[!.]*")} == {"steps.csv", "fit.json", "fit.png", "fit.svg"}
     document = json.loads((tmp_path / "fit" / "fit.json").read_text())
     models = {"draft": Model(layers=2, hidden=128, ffn=192), "verify": Model(layers=2, hidden=128, ffn=192)}
     assert json.loads(json.dumps(report(measured, models))) == document
@@ -115,7 +115,7 @@ def test_what_cannot_be_measured_or_read(config: FitConfig, tmp_path: Path) -> N
     refuse(lambda: read_steps(path), BadInput, "must be positive")
     path.write_text("{}")
     refuse(lambda: read_cost(path), BadInput, "has no `cost`")
-    refuse(lambda: of_directory(tmp_path), ModelError, "config.json does not give layers")
+    refuse(lambda: of_directory(tmp_path), ModelError, "config.json cannot be read")
     refuse(lambda: of_gguf(path), ModelError, "does not give layers")
     done = CliRunner().invoke(app, ["fit", "--batches", "1,x"])
     assert isinstance(done.exception, BadInput) and "--batches takes whole numbers" in str(done.exception)
