@@ -96,3 +96,20 @@ async def test_a_thread_that_has_no_cpu_is_no_stall() -> None:
         hog.kill()
         hog.communicate()
     assert stall.wall_s > 3 * WORK_S and stall.running_s < stall.wall_s / 2
+
+
+async def test_what_the_test_computes_in_the_loop_can_be_left_out() -> None:
+    heart = Heartbeat()
+    beating = asyncio.create_task(heart.beat())
+    await asyncio.sleep(0.05)
+    with heart.apart():
+        busy()
+    await asyncio.sleep(0.05)
+    before = heart.stall
+    with heart.apart():
+        busy()
+    busy()
+    await asyncio.sleep(0.05)
+    beating.cancel()
+    assert before.cpu_s < 0.5 * WORK_S
+    assert 0.9 * WORK_S < heart.stall.cpu_s < 1.5 * WORK_S

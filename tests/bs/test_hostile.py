@@ -61,10 +61,12 @@ class Found(NamedTuple):
 # ---------------------------------------------------------------- in this process, without sockets
 
 
-async def lie(wire: Wire, liar: Liar, name: bytes, count: int, answers: Counter[str]) -> None:
+async def lie(wire: Wire, liar: Liar, name: bytes, count: int, answers: Counter[str], beating: Heartbeat) -> None:
     """Send messages, and read what comes back."""
     for number in range(count):
-        wire.put(name, liar.frames())
+        with beating.apart():
+            frames = liar.frames()
+        wire.put(name, frames)
         if number % BURST == 0:
             await wire.quiet()
         for packet in wire.heard(name):
@@ -82,7 +84,9 @@ async def run(case: Case, seed: int, count: int, heads: Path, trace: deque[Sent]
         await witness.learn()
         liars = {f"liar-{i}".encode(): Liar(LIARS * seed + i, Known(sessions=range(1, 40))) for i in range(LIARS)}
         beat = asyncio.create_task(beating.beat())
-        lying = asyncio.gather(*(lie(wire, liar, name, count // LIARS, answers) for name, liar in liars.items()))
+        lying = asyncio.gather(
+            *(lie(wire, liar, name, count // LIARS, answers, beating) for name, liar in liars.items())
+        )
         try:
             await asyncio.gather(lying, witness.watch(lying.done))
         finally:

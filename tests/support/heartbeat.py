@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +65,15 @@ class Moment(NamedTuple):
         """This moment."""
         return cls(time.perf_counter(), time.thread_time(), time.process_time(), _waited_s())
 
+    def later(self, begun: Moment, ended: Moment) -> Moment:
+        """This moment, as much later by each clock as it was between two others."""
+        waited_s = {
+            thread: waited_s + ended.waited_s.get(thread, 0.0) - begun.waited_s.get(thread, 0.0)
+            for thread, waited_s in self.waited_s.items()
+        }
+        clocks = (at + end - begin for at, begin, end in zip(self[:3], begun[:3], ended[:3], strict=True))
+        return Moment(*clocks, waited_s)
+
 
 class Heartbeat:
     """Measures stalls of the loop that it runs on.
@@ -76,14 +85,25 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self.beats, self.stall = 0, Stall()
+        self._before = Moment.now()
 
     async def beat(self) -> None:
         """Measure until cancelled."""
-        before = Moment.now()
+        self._before = Moment.now()
         while True:
             await asyncio.sleep(EVERY_S)
             now = Moment.now()
-            self.stall, self.beats, before = longest([self.stall, stall(before, now)]), self.beats + 1, now
+            self.stall, self.beats = longest([self.stall, stall(self._before, now)]), self.beats + 1
+            self._before = now
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave out what the test itself computes in the loop."""
+        begun = Moment.now()
+        try:
+            yield
+        finally:
+            self._before = self._before.later(begun, Moment.now())
 
 
 def stall(before: Moment, now: Moment) -> Stall:
