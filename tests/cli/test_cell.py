@@ -176,3 +176,21 @@ def test_a_run_whose_results_could_not_be_written_is_run_again(
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before, (
         "the old results stay"
     )
+
+
+def test_results_that_are_directories_are_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run ended with a traceback, and its old `cell.json` was gone."""
+    (tmp_path / "cell.yaml").write_text(FILE)
+    asked = ["cell", "run", str(tmp_path / "cell.yaml"), "--out", str(tmp_path / "out"), "--seconds", "3"]
+    assert main(asked) == 0
+    (tmp_path / "out" / "summary.json").unlink()
+    (tmp_path / "out" / "summary.json").mkdir()
+    (tmp_path / "out" / ".new-left").mkdir()
+    before = (tmp_path / "out" / "cell.json").read_bytes()
+    capsys.readouterr()
+    assert main(asked) == 2 and "summary.json is a directory" in capsys.readouterr().err
+    assert (tmp_path / "out" / "cell.json").read_bytes() == before
+    (tmp_path / "out" / "summary.json").rmdir()
+    assert main(asked) == 0 and not list((tmp_path / "out").glob(".new-*"))

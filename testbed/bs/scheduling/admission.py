@@ -184,9 +184,13 @@ class Admission:
         return shape.committed / speed_tps - shape.draft_s - shape.network_s
 
     def hasty(self, kinds: GuaranteeKinds, share: float) -> NDArray[np.bool_]:
-        """[n] whether a session of each kind would be late beside others that take this share of the time."""
-        rest = 1 - share - kinds.busy
-        return (rest <= 0) | (kinds.slack_s * rest < 2 * self._constant_s())
+        """[n] whether a session of each kind is late even alone, or is faster than all classes and would be late beside
+        others that take this share of the time.
+        """
+        rest, constant_s = 1 - share - kinds.busy, self._constant_s()
+        late = (rest <= 0) | (kinds.slack_s * rest < 2 * constant_s)
+        never = kinds.slack_s < 2 * (constant_s + kinds.share_s)
+        return never | ((kinds.speeds > max(self.classes)) & late)
 
     def kinds(self, speeds_tps: Sequence[float], rounds: Floats, typical: RoundShape | None = None) -> GuaranteeKinds:
         """Kinds of guarantees by their speeds and the fields of their sessions' mean rounds (`RoundShape`) [n, 5], and
@@ -218,9 +222,10 @@ class Admission:
         """Share of the verifier's time that this load takes."""
         return self._used(taken.rounds, taken.busy)
 
-    def used_by_one(self, kinds: GuaranteeKinds) -> Floats:
-        """Share of the verifier's time that a session of each kind takes [n]."""
-        return self._used(kinds.speeds / kinds.committed, kinds.busy)
+    def parts(self, kinds: GuaranteeKinds) -> Floats:
+        """[2, n] parts of the time that may be guaranteed and of the prefix cache that one session takes, by kind."""
+        used = self._used(kinds.speeds / kinds.committed, kinds.busy)
+        return np.array([used / self.limit, kinds.tokens / (self.kv_tokens or math.inf)])
 
     def _used(self, rounds: N, busy: N) -> N:
         return busy + rounds * self._constant_s() / self.max_requests

@@ -18,10 +18,10 @@ from testbed.optim.pass_time import Coefficients
 
 class GuaranteeShares:
     """Admits sessions with a guarantee. While another UE is refused, one UE gets no more than its share of the
-    verifier's time (`Room.ue_share`), beyond its first session. To a UE within its share the sessions yield that others
-    hold beyond theirs: those that wait for their UE before those that verify, the least recently heard first. If these
-    are not enough, sessions of others yield that are so fast that a UE which took its whole share would make them late,
-    to one that asks for no such speed: however small its share, one UE could keep all others away by such a session.
+    verifier's time and of the prefix cache (`Room.ue_share`), beyond its first session. To a UE within its share the
+    sessions yield that others hold beyond theirs: those that wait for their UE before those that verify, the least
+    recently heard first. If these are not enough, hasty ones of others yield (`Admission.hasty`): however small its
+    share, one UE could keep all others away by such a session.
     """
 
     def __init__(self, sessions: SessionTable, averages: Averages) -> None:
@@ -34,14 +34,14 @@ class GuaranteeShares:
         owner = self._sessions.owner(key[0])
         given = [session for session in self._sessions if session.speed_tps is not None and session.key != key]
         load = _Given(admission, self._averages, self._sessions.owner, given)
-        share = self._sessions.room.ue_share * admission.limit
-        within = owner not in load.owners or load.used_by(owner, speed_tps) <= share
+        share = self._sessions.room.ue_share
+        within = owner not in load.owners or load.part_of(owner, speed_tps) <= share
         yielding = list[Session]()
         answer = load.ask(owner, speed_tps)
         possible = answer.admitted or (within and load.ask(owner, speed_tps, range(len(given))).admitted)
         if possible and not answer.admitted:
             beyond = load.beyond(share)
-            hasty = [] if self._sessions.room.ue_share >= 1 else load.hasty(owner, speed_tps, share)
+            hasty = [] if share >= 1 else load.hasty(owner, speed_tps, share * admission.limit)
             for order in (beyond, hasty, [*hasty, *(index for index in beyond if index not in hasty)]):
                 if load.ask(owner, speed_tps, order).admitted:
                     fewest = load.fewest(owner, speed_tps, order)
@@ -74,12 +74,14 @@ class _Given:
         self._kinds = admission.kinds([speed for _, speed in numbers], rounds, averages.expected())
         self._counts = self._count(range(len(given)))
 
-    def used_by(self, owner: bytes, speed_tps: float) -> float:
-        """Share of the verifier's time that a UE takes with one more session at this speed."""
+    def part_of(self, owner: bytes, speed_tps: float) -> float:
+        """Part of the time that may be guaranteed, or of the prefix cache if that is larger, that a UE takes with one
+        more session at this speed.
+        """
         own = [kind for kind, ue in enumerate(self._kinds_by_ue) if ue == owner]
         speeds = [*self._kinds.speeds[own].tolist(), speed_tps]
         kinds = self._admission.kinds(speeds, self._averages.expected_values([owner] * len(speeds)))
-        return self._admission.used(kinds.load(np.append(self._counts[own], 1.0)))
+        return float(np.max(self._admission.parts(kinds) @ np.append(self._counts[own], 1.0)))
 
     def ask(self, owner: bytes, speed_tps: float, without: Sequence[int] = ()) -> AdmissionDecision:
         """Whether a UE can join beside these sessions, without some of them, given by their indices."""
@@ -99,31 +101,32 @@ class _Given:
         return np.bincount(kinds, minlength=len(self._kinds.speeds)).astype(np.float64)
 
     def hasty(self, owner: bytes, speed_tps: float, share: float) -> list[int]:
-        """Indices of the sessions of other UEs that would be late beside one more UE that takes this share of the
-        verifier's time, those with the least slack first; none for a UE that asks for such a session itself.
+        """Indices of the hasty sessions of other UEs (`Admission.hasty`), those with the least slack first; none for a
+        UE that asks for such a session itself, or whose rounds take over twice as long as typical ones.
         """
-        asked = self._admission.kinds([speed_tps], self._averages.expected_values([owner]))
-        if self._admission.hasty(asked, share)[0]:
+        rounds = self._averages.expected_values([owner, None])
+        asked = self._admission.kinds([speed_tps] * 2, rounds)
+        if self._admission.hasty(asked, share)[0] or asked.share_s[0] > 2 * asked.share_s[1]:
             return []
         late, slack_s = self._admission.hasty(self._kinds, share).tolist(), self._kinds.slack_s.tolist()
         found = [n for n, kind in enumerate(self._kind_of) if self.owners[n] != owner and late[kind]]
         return sorted(found, key=lambda n: slack_s[self._kind_of[n]])
 
     def beyond(self, share: float) -> list[int]:
-        """Indices of the sessions by which UEs exceed their share, in the order in which they yield: those that wait
-        for their UE first, the least recently heard first. Each UE keeps one.
+        """Indices of the sessions by which UEs exceed their share of the time or of the prefix cache, in the order in
+        which they yield: those that wait for their UE first, the least recently heard first. Each UE keeps one.
         """
-        parts = self._admission.used_by_one(self._kinds).tolist()
+        parts = self._admission.parts(self._kinds)
         by_ue: dict[bytes, list[int]] = {}
         in_turn = sorted(range(len(self._sessions)), key=lambda index: _turn(self._sessions[index]))
         for index in in_turn:
             by_ue.setdefault(self.owners[index], []).append(index)
         found = set[int]()
         for indices in by_ue.values():
-            used = [parts[self._kind_of[index]] for index in indices]
-            left, kept = sum(used), len(indices)
-            for index, part in zip(indices, used, strict=True):
-                if left > share and kept > 1:
+            own = parts[:, [self._kind_of[index] for index in indices]]
+            left, kept = own.sum(axis=1), len(indices)
+            for index, part in zip(indices, own.T, strict=True):
+                if left.max() > share and kept > 1:
                     left, kept = left - part, kept - 1
                     found.add(index)
         return [index for index in in_turn if index in found]

@@ -60,6 +60,9 @@ def _show(document: Mapping[str, Any]) -> None:
         print_table(table)
     for row in document["quoted"]:
         said = "inside" if row["inside"] else "not inside"
+        if row["median_percent"] is None:
+            print(f"{row['figure']} ({row['reading']}): {row['draws']} draws are too few for a median")
+            continue
         print(
             f"{row['figure']} ({row['reading']}): median {row['median_percent']:.1f} % "
             f"({row['median_low_percent']:.1f} … {row['median_high_percent']:.1f}), 95 % of {row['draws']} draws "

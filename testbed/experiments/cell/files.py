@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from testbed.experiments.results.csv_file import write_csv
 from testbed.files import whole_file
 from testbed.options import resolved
 
-CELL, UES = "cell.json", "ues.csv"
+CELL, UES, FRESH = "cell.json", "ues.csv", ".new-"
 
 
 def carry_out(
@@ -56,6 +57,8 @@ def carry_out(
         if (out / CELL).exists() and (out / SERIES).exists() == real:
             before = "in virtual time" if real else "with real processes"
             raise BadInput(f"{out} holds a run {before}; choose another --out")
+        if folders := [name for name in (CELL, UES, SERIES, results.SUMMARY) if (out / name).is_dir()]:
+            raise BadInput(f"{out / folders[0]} is a directory; choose another --out")
         run = run_it(config)
         found = document(config, run)
         _write(config, run, found, out)
@@ -66,7 +69,9 @@ def _write(config: CellConfig, run: CellRun, found: dict[str, Any], out: Path) -
     """Write the results. Those of an earlier run stay until all new ones are written; then `cell.json` is missing until
     all others are in their place.
     """
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=out) as name:
+    for left in out.glob(f"{FRESH}*"):  # of processes that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=FRESH, dir=out) as name:
         fresh = Path(name)
         if run.series is not None:
             _write_json(run.series, fresh / SERIES)
@@ -74,7 +79,8 @@ def _write(config: CellConfig, run: CellRun, found: dict[str, Any], out: Path) -
         summary = results.summary(resolved(config), config.seed, results.host(), found["rows"])
         results.write_summary(fresh, {**summary, "kind": KIND, "cell": found["cell"]})
         _write_json(found, fresh / CELL)
-        (out / CELL).unlink(missing_ok=True)
+        for name in (CELL, SERIES):
+            (out / name).unlink(missing_ok=True)
         for path in sorted(fresh.iterdir(), key=lambda path: path.name == CELL):
             path.replace(out / path.name)
     write_report([out], out)

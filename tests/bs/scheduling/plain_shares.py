@@ -25,9 +25,9 @@ class PlainShares:
     ) -> tuple[AdmissionDecision, list[Session]]:
         owner = self._sessions.owner(key[0])
         given = [session for session in self._sessions if session.speed_tps is not None and session.key != key]
-        new, share = (speed_tps, self._averages.expected(owner)), self._sessions.room.ue_share * admission.limit
+        new, share = (speed_tps, self._averages.expected(owner)), self._sessions.room.ue_share
         own = [session for session in given if self._owner(session) == owner]
-        within = not own or used(admission, [*map(self._wanted, own), new]) <= share
+        within = not own or part(admission, [*map(self._wanted, own), new]) <= share
 
         def ask(left: Sequence[Session]) -> AdmissionDecision:
             return self._decision(admission, [*map(self._wanted, left)], new)
@@ -79,11 +79,15 @@ class PlainShares:
         return max(slack_s(speed_tps, shape), slack_s(speed_tps, self._averages.expected()))
 
     def _hasty(self, admission: Admission, share: float, others: Sequence[Session], new: Wanted) -> list[Session]:
-        def late(wanted: Wanted, time_s: float) -> bool:
-            rest = 1 - share - busy(admission, *wanted)
-            return rest <= 0 or time_s < 2 * admission.coefficients.c / rest
+        times, typical = admission.coefficients, self._averages.expected()
 
-        if late(new, slack_s(*new)) or self._sessions.room.ue_share == 1:
+        def late(wanted: Wanted, time_s: float) -> bool:
+            rest = 1 - share * admission.limit - busy(admission, *wanted)
+            fast = wanted[0] > max(admission.classes) and (rest <= 0 or time_s < 2 * times.c / rest)
+            return fast or time_s < 2 * (times.c + share_s(admission, wanted[1]))
+
+        long = share_s(admission, new[1]) > 2 * share_s(admission, typical)
+        if late(new, slack_s(*new)) or long or share == 1:
             return []
         found = [one for one in others if late(self._wanted(one), self._slack_s(self._wanted(one)))]
         return sorted(found, key=lambda session: self._slack_s(self._wanted(session)))
@@ -92,7 +96,7 @@ class PlainShares:
         found: list[Session] = []
         for ue in {self._owner(session) for session in given}:
             own = sorted((session for session in given if self._owner(session) == ue), key=in_turn)
-            while len(own) > 1 and used(admission, [*map(self._wanted, own)]) > share:
+            while len(own) > 1 and part(admission, [*map(self._wanted, own)]) > share:
                 found.append(own.pop(0))
         return sorted(found, key=in_turn)
 
@@ -118,3 +122,9 @@ def used(admission: Admission, load: Sequence[Wanted]) -> float:
     """Share of the verifier's time that sessions take."""
     rounds = sum(speed / shape.committed for speed, shape in load)
     return sum(busy(admission, *one) for one in load) + rounds * admission.coefficients.c / admission.max_requests
+
+
+def part(admission: Admission, load: Sequence[Wanted]) -> float:
+    """Part of the time that may be guaranteed, or of the prefix cache, that sessions take."""
+    tokens = sum(shape.cached + shape.new for _, shape in load)
+    return max(used(admission, load) / admission.limit, tokens / (admission.kv_tokens or math.inf))

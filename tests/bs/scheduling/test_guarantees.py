@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ GATE = Admission(coefficients=TIMES, max_requests=16)
 class Cell:
     """A session table with its ledger; sessions are opened as the base station does."""
 
-    def __init__(self, ue_share: float) -> None:
+    def __init__(self, ue_share: float, gate: Admission = GATE) -> None:
         self.table = SessionTable(per_peer=1000, ue_share=ue_share)
-        self.ledger = PassLedger(self.table, Fcfs(), admission=GATE)
+        self.ledger = PassLedger(self.table, Fcfs(), admission=gate)
         self.averages = self.ledger._averages
         self.lost: list[Session] = []
         self.now_s = 0.0
@@ -121,15 +122,25 @@ SHAPES = st.tuples(
 ASKED = st.lists(st.tuples(st.floats(1e-3, 200), SHAPES), max_size=12)
 
 
-@given(asked=ASKED, speed_tps=st.sampled_from([2.0, 4.0]), honest=st.integers(0, 3), known=st.booleans())
-@example([(speed, (5.0, 40.0, 3.0, 0.0, 0.0)) for speed in (8.0, 16.0, 30.0, 40.0, 60.0)], 2.0, 0, False)
+@given(
+    asked=ASKED,
+    speed_tps=st.sampled_from([2.0, 4.0]),
+    honest=st.integers(0, 3),
+    known=st.booleans(),
+    kv_tokens=st.sampled_from([None, 16_000, 65_536]),
+    c=st.sampled_from([0.015, 0.03, 0.06]),
+)
+@example([(speed, (5.0, 40.0, 3.0, 0.0, 0.0)) for speed in (8.0, 16.0, 30.0, 40.0, 60.0)], 2.0, 0, False, None, 0.015)
+@example([(0.001, (4.0, 3500.0, 2.0, 0.0, 0.0))] * 64, 2.0, 0, False, 65_536, 0.015)
+@example([(0.001, (257.0, 3500.0, 2.0, 0.0, 0.0))] * 2, 4.0, 2, True, None, 0.06)
 def test_no_ue_keeps_a_class_from_another_one(
-    asked: list[tuple[float, Reals]], speed_tps: float, honest: int, known: bool
+    asked: list[tuple[float, Reals]], speed_tps: float, honest: int, known: bool, kv_tokens: int | None, c: float
 ) -> None:
     """Whatever rounds one UE has, and whatever speeds it asks for: one session of it at 4 % of the verifier's time
-    had all classes refused to all others, since they would have had to wait for longer passes than it could.
+    had all classes refused to all others, since they would have had to wait for longer passes than it could. So had
+    sessions that fill the prefix cache, and large windows made others lose what they had.
     """
-    cell = Cell(0.5)
+    cell = Cell(0.5, replace(GATE, kv_tokens=kv_tokens, coefficients=replace(TIMES, c=c)))
     mean = (5.0, 300.0, 2.0, 0.02, 0.03)
     for ue in range(honest + known):
         for _ in range(50):
