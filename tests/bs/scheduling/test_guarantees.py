@@ -129,12 +129,27 @@ ASKED = st.lists(st.tuples(st.floats(1e-3, 200), SHAPES), max_size=12)
     known=st.booleans(),
     kv_tokens=st.sampled_from([None, 16_000, 65_536]),
     c=st.sampled_from([0.015, 0.03, 0.06]),
+    then=SHAPES,
 )
-@example([(speed, (5.0, 40.0, 3.0, 0.0, 0.0)) for speed in (8.0, 16.0, 30.0, 40.0, 60.0)], 2.0, 0, False, None, 0.015)
-@example([(0.001, (4.0, 3500.0, 2.0, 0.0, 0.0))] * 64, 2.0, 0, False, 65_536, 0.015)
-@example([(0.001, (257.0, 3500.0, 2.0, 0.0, 0.0))] * 2, 4.0, 2, True, None, 0.06)
+@example(
+    [(speed, (5.0, 40.0, 3.0, 0.0, 0.0)) for speed in (8.0, 16.0, 30.0, 40.0, 60.0)],
+    2.0,
+    0,
+    False,
+    None,
+    0.015,
+    (5.0, 40.0, 3.0, 0.0, 0.0),
+)
+@example([(0.001, (4.0, 40.0, 2.0, 0.0, 0.0))] * 64, 2.0, 0, False, 65_536, 0.015, (5.0, 3500.0, 2.0, 0.0, 0.0))
+@example([(0.001, (257.0, 3500.0, 2.0, 0.0, 0.0))] * 2, 4.0, 2, True, None, 0.06, (257.0, 3500.0, 2.0, 0.0, 0.0))
 def test_no_ue_keeps_a_class_from_another_one(
-    asked: list[tuple[float, Reals]], speed_tps: float, honest: int, known: bool, kv_tokens: int | None, c: float
+    asked: list[tuple[float, Reals]],
+    speed_tps: float,
+    honest: int,
+    known: bool,
+    kv_tokens: int | None,
+    c: float,
+    then: Reals,
 ) -> None:
     """Whatever rounds one UE has, and whatever speeds it asks for: one session of it at 4 % of the verifier's time
     had all classes refused to all others, since they would have had to wait for longer passes than it could. So had
@@ -150,6 +165,8 @@ def test_no_ue_keeps_a_class_from_another_one(
         for _ in range(100):
             cell.averages.add(b"liar", shape, 1, 1, 5)
         cell.open(b"liar", number, asked_tps)
+    for _ in range(300):
+        cell.averages.add(b"liar", then, 1, 1, 5)
     assert cell.open(b"honest-%d" % honest, 0, speed_tps)
     assert {session.key[0] for session in cell.lost} <= {b"liar"}
 
