@@ -67,13 +67,17 @@ def fit(
 @contextlib.contextmanager
 def _claimed(out: Path) -> Iterator[None]:
     """Lock a directory, made unless it holds another fit, or files of its names."""
+    _check(out)
     with held(out, f"another process writes its results into {out}; choose another --out"):
-        if (out / "steps.csv").exists():
-            again = f"--csv {out / 'steps.csv'} to fit it again"
-            raise BadInput(f"{out} holds a fit already; choose another --out, or {again}")
-        if there := [name for name in WRITTEN if os.path.lexists(out / name)]:
-            raise BadInput(f"{out / there[0]} is there already; choose another --out")
+        _check(out)
         yield
+
+
+def _check(out: Path) -> None:
+    if (out / "steps.csv").exists():
+        raise BadInput(f"{out} holds a fit already; choose another --out, or --csv {out / 'steps.csv'} to fit it again")
+    if there := [name for name in WRITTEN if os.path.lexists(out / name)]:
+        raise BadInput(f"{out / there[0]} is there already; choose another --out")
 
 
 def _measure(config: Any) -> Any:
