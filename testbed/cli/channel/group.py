@@ -15,6 +15,7 @@ from testbed.cli.output import note, print_json
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand
 from testbed.config import Config
+from testbed.errors import BadInput
 from testbed.options import option
 from testbed.protocols import PROTOCOLS
 
@@ -134,10 +135,25 @@ def emulate(
     from testbed.channel.spec import parse_channel
 
     spec = parse_channel(config.channel)
+    usual = EmulateOptions()
+    given = {name for name in config.__struct_fields__ if getattr(config, name) != getattr(usual, name)}
     if spec.kind == "tc":
+        _without(given & _OF_RELAY | ({"json"} if as_json else set()), "a relay", "kind=tc")
         _shape(spec, config, force)
     else:
+        _without(given & _OF_TC | ({"force"} if force else set()), "kind=tc", f"kind={spec.kind}")
         _relay(spec, config.listen, config.to, config.seconds, as_json)
+
+
+_OF_RELAY = {"listen", "to"}
+_OF_TC = {"interface", "direction", "destinations", "namespaces", "qdisc", "trace", "dry_run"}
+
+
+def _without(options: set[str], owner: str, kind: str) -> None:
+    """Refuse options that the chosen kind of link would ignore."""
+    if options:
+        named = ", ".join("--" + name.replace("_", "-") for name in sorted(options))
+        raise BadInput(f"{named}: options of {owner}, without effect with {kind}")
 
 
 def _shape(spec: ChannelSpec, config: EmulateOptions, force: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 
 from starlette.datastructures import Headers
@@ -20,6 +21,12 @@ MOST_KEYS = 2**15
 _KEY = re.compile(rb'"\s*:')
 WITHIN_S = 30.0
 """Time limit for receiving a body."""
+MOST_DISCARDED = 4 * 2**20
+"""Bytes of a body that are received and dropped after it is known to be too large. A connection that is closed with
+unread bytes is reset, and its client may not get the answer.
+"""
+DISCARDED_WITHIN_S = 2.0
+"""Time limit for receiving what is dropped."""
 
 
 class BoundedBodies:
@@ -63,8 +70,8 @@ class BoundedBodies:
         Raises:
             ApiError: the body is too large.
         """
-        declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and (len(declared) > 20 or int(declared) > self._most_bytes):
+        if _declared(scope) > self._most_bytes:
+            await _discard(scope, receive)
             raise self._too_large()
         body = bytearray()
         while True:
@@ -72,10 +79,13 @@ class BoundedBodies:
             if message["type"] != "http.request":
                 return None
             body += message.get("body", b"")
-            if len(body) > self._most_bytes:
-                raise self._too_large()
             if not message.get("more_body", False):
                 break
+            if len(body) > self._most_bytes:
+                await _discard(scope, receive)
+                raise self._too_large()
+        if len(body) > self._most_bytes:
+            raise self._too_large()
         if body.count(b"[") + body.count(b"{") > MOST_BRACKETS or sum(1 for _ in _KEY.finditer(body)) > MOST_KEYS:
             raise self._too_large()
         return bytes(body)
@@ -84,6 +94,28 @@ class BoundedBodies:
         most = f"{self._most_bytes} bytes, {MOST_BRACKETS} opening brackets and braces, and {MOST_KEYS} keys"
         bound = f"a body has at most {most}"
         return ApiError(413, bound, code="request_too_large")
+
+
+def _declared(scope: Scope) -> int:
+    """Bytes that a request's body has according to its headers; 0 if they do not say."""
+    declared = Headers(scope=scope).get("content-length", "")
+    return int(declared[:20]) if declared.isdecimal() else 0
+
+
+async def _discard(scope: Scope, receive: Receive) -> None:
+    """Receive the rest of a body that is too large, unless its client waits for permission to send it."""
+    if "expect" in Headers(scope=scope) or _declared(scope) > MOST_DISCARDED:
+        return
+
+    async def rest() -> None:
+        left, more = MOST_DISCARDED, True
+        while more and left > 0:
+            message = await receive()
+            more = message.get("more_body", False)
+            left -= len(message.get("body", b""))
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(rest(), DISCARDED_WITHIN_S)
 
 
 def _as_json(scope: Scope) -> Scope:
