@@ -66,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return save_run(root / "run", rows, rounds=False), make_sweep(root / "sweep")
 
 
-@pytest.mark.parametrize("columns", [80, 100, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.long), 120])
 def test_tables_of_runs_and_sweeps_fit_terminals(columns: int, runs: tuple[Path, Path], tmp_path: Path) -> None:
     for run in runs:
         lines = on_terminal(["report", str(run), "--out", str(tmp_path / run.name)], columns)

@@ -51,7 +51,8 @@ def test_loads_with_the_real_drafter(tmp_path: Path) -> None:
     assert found[0].alpha is None and 0 < (found[0].points[0].alpha or 0) < 1
 
 
-@pytest.mark.parametrize("loads", [(6.0, 12.0), pytest.param((), marks=pytest.mark.long)], ids=["given", "found"])
+@pytest.mark.long
+@pytest.mark.parametrize("loads", [(6.0, 12.0), ()], ids=["given", "found"])
 def test_a_ramp_for_real(loads: tuple[float, ...], tmp_path: Path) -> None:
     """The same requests for every window; hints reach the UEs."""
     config = RampConfig(

@@ -119,6 +119,7 @@ def test_a_process_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPat
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_run_ends_though_the_process_that_forked_its_ues_is_stopped(tmp_path: Path) -> None:
     """It waited for each UE in turn, and for ever at its exit."""
     with _cell_run(tmp_path) as run:

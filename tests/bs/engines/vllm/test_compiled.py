@@ -52,14 +52,8 @@ def rounds_in_compiled_mode(directory: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("llama", marks=pytest.mark.slow),
-        pytest.param("qwen2-padded", marks=pytest.mark.long),
-        pytest.param("qwen3", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama", "qwen2-padded", "qwen3"])
 def test_compiled_once_and_equal_to_transformers(kind: str, random_models: dict[str, Path], tmp_path: Path) -> None:
     """Windows of many lengths and a prompt in chunks, with other passes than those that the code was traced with."""
     environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}

@@ -60,6 +60,7 @@ def test_without_load_latency_is_that_of_the_profile() -> None:
     assert [x.latency_s for x in found.answered] == pytest.approx([0.04 + prompt_s + token_s] * 8)
 
 
+@pytest.mark.long
 def test_a_bs_that_starts_under_load_does_not_leave_speculation_off() -> None:
     """Where most UEs stream, a round that speculates waits longer than if all did: no reason to keep it off."""
     config = RampConfig(windows=(0, 4), loads=(20.0,), requests=300, step_s=0.0)
