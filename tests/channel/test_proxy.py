@@ -7,6 +7,9 @@ import contextlib
 import functools
 import os
 import random
+import selectors
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 
 from testbed.channel.link_model import Direction, constant
 from testbed.channel.pipe import End
-from testbed.channel.proxy import Proxy, precise_loop
+from testbed.channel.proxy import AT_ONCE, PreciseSelector, Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
 from testbed.process.heap import loaded_heap_frozen
@@ -321,3 +324,38 @@ async def test_a_ue_that_is_handed_over_reaches_the_new_target_and_none_between_
     await proxy.close()
     for server in servers:
         server.close()
+
+
+@precisely
+async def test_a_connection_that_is_reset_while_it_is_set_up_leaves_nothing() -> None:
+    """Each left the connection to the base station open, until no descriptor was free."""
+    before = len(os.listdir("/proc/self/fd"))
+    async with relayed(echo, SLOW) as (proxy, port):
+        for turn in range(60):
+            stranger = socket.socket()
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(stranger, ("127.0.0.1", port))
+            for _ in range(turn % 3):
+                await asyncio.sleep(0)
+            stranger.close()
+        await asyncio.sleep(0.3)
+        assert await round_trips(port, 1)
+        await asyncio.sleep(0.1)
+        assert not proxy._pairs and proxy.connections
+    await asyncio.sleep(0.1)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_each_of_many_ready_sockets_has_its_turn() -> None:
+    selector, pairs = PreciseSelector(), [socket.socketpair() for _ in range(3 * AT_ONCE)]
+    for one, other in pairs:
+        selector.register(one, selectors.EVENT_READ)
+        other.send(b"x")
+    turns = [selector.select(0) for _ in range(3)]
+    assert all(len(turn) == AT_ONCE for turn in turns)
+    assert len({key.fd for turn in turns for key, _ in turn}) == len(pairs)
+    selector.close()
+    for pair in pairs:
+        for one in pair:
+            one.close()

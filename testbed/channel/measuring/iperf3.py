@@ -74,7 +74,7 @@ def iperf3_command(host: str, port: int, seconds: int, reverse: bool) -> list[st
 
 
 class _Sum(msgspec.Struct):
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
     bytes: Annotated[float, msgspec.Meta(ge=0, le=2**63)]
     retransmits: Annotated[int, msgspec.Meta(ge=0)] | None = None
     omitted: bool = False
@@ -126,12 +126,12 @@ def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 ser
     test, sent = document.start.test_start, document.end.sum_sent
     if test is None or sent is None or test.protocol != "TCP":
         raise BadInput("this iperf3 output holds no TCP transfer; run iperf3 --json without --udp")
-    if sent.seconds == 0 or sent.bytes == 0:
+    if sent.seconds < BLIP_S or sent.bytes == 0:
         raise LinkError(f"iperf3 sent nothing between here and {server}; measure for a longer time")
     if bool(test.reverse) != reverse:
         raise BadInput(f"this iperf3 output is for the {'downlink' if test.reverse else 'uplink'}, not the other one")
     received = document.end.sum_received
-    if received is None or received.bytes == 0 or received.seconds == 0:
+    if received is None or received.bytes == 0 or received.seconds < BLIP_S:
         received = sent
     mss = document.start.tcp_mss or document.start.tcp_mss_default
     loss = None if sent.retransmits is None or not mss else sent.retransmits * mss / sent.bytes
