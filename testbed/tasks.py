@@ -50,6 +50,23 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def to_its_end(job: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that ends although this task is cancelled meanwhile, however often; the
+    cancellation is raised afterwards.
+    """
+    task = asyncio.ensure_future(job)
+    await _ended(task)
+    return task.result()
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await _ended(task)
+        raise
+
+
 class Background:
     """Tasks beside the main work of a process: one that fails, or ends, is logged, counted and started again.
 

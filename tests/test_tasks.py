@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from testbed.tasks import Background, beside, together
+from testbed.tasks import Background, beside, to_its_end, together
 from testbed.virtual_time import VirtualClock, run_virtually
 
 
@@ -145,3 +145,19 @@ async def test_work_that_may_end_is_counted_and_started_again_only_when_it_fails
     background = Background()
     await asyncio.wait_for(background.start("work", work, endless=False), 20)
     assert begun == 3 and background.failures == {"work": 3} and background.failing == ["work"]
+
+
+async def test_what_has_to_end_ends_however_often_its_task_is_cancelled() -> None:
+    ended = asyncio.Event()
+
+    async def ending() -> None:
+        await asyncio.sleep(0.2)
+        ended.set()
+
+    task = asyncio.create_task(to_its_end(ending()))
+    for _ in range(3):
+        await asyncio.sleep(0.02)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from testbed.errors import TestbedError, used_up
 from testbed.experiments.runs.processes import WATCH_S, check_stopped, command, environment, stop_group
-from testbed.tasks import cancel
+from testbed.tasks import cancel, to_its_end
 
 RETRY_S = 1.0
 """Time between attempts to start a process while descriptors, processes or memory are used up."""
@@ -20,7 +20,8 @@ MOST_CHARACTERS = 500
 
 async def run_child(arguments: Sequence[str], say: Callable[[str], None]) -> tuple[int, str]:
     """Run a command of the testbed; returns its exit code (negative: the signal) and its last line on stderr. One that
-    stays stopped (SIGSTOP) is ended, and has failed.
+    stays stopped (SIGSTOP) is ended, and has failed. The process has ended when this returns or raises, however often
+    this task is cancelled.
     """
     try:
         process = await _started(arguments, say)
@@ -35,8 +36,12 @@ async def run_child(arguments: Sequence[str], say: Callable[[str], None]) -> tup
     except TestbedError as exc:
         return 1, str(exc)
     finally:
-        await cancel(following)
-        await stop_group(process)
+        await to_its_end(_stopped(following, process))
+
+
+async def _stopped(following: asyncio.Task[tuple[int, str]], process: asyncio.subprocess.Process) -> None:
+    await cancel(following)
+    await stop_group(process)
 
 
 async def _follow(process: asyncio.subprocess.Process, say: Callable[[str], None]) -> tuple[int, str]:

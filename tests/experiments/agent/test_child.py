@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from pathlib import Path
@@ -54,3 +55,23 @@ async def test_a_process_that_stays_stopped_ends_its_order(monkeypatch: pytest.M
     status, text = await run_child([code], said.append)
     assert (status, said) == (1, ["    on"])
     assert re.fullmatch(r"its process \(pid \d+\) has been stopped for 0.5 s", text)
+
+
+async def test_a_process_has_ended_however_often_its_order_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second Cancel left the process behind, and the next order began beside it."""
+    monkeypatch.setattr(child, "command", lambda *arguments: [sys.executable, "-c", *arguments])
+    monkeypatch.setattr(processes, "STOP_S", 0.5)
+    code = (
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print(os.getpid(), file=sys.stderr); time.sleep(60)"
+    )
+    said: list[str] = []
+    order = asyncio.create_task(run_child([code], said.append))
+    while not said:
+        await asyncio.sleep(0.01)
+    for _ in range(3):
+        order.cancel()
+        await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await order
+    assert not Path(f"/proc/{int(said[0])}").exists()
