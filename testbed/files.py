@@ -38,11 +38,13 @@ def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, which replaces `path` on success: readers never see a partial file.
 
     Raises:
-        BadInput: `path` is not writable.
+        BadInput: `path` is not writable, or a device, pipe or socket, which a file would replace.
         TestbedError: writing failed, for example on a full disk; the old file is kept.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise BadInput(f"cannot write {path}: not a regular file")
         part.unlink(missing_ok=True)  # a link to elsewhere, in a folder of somebody else's
         yield part
         part.replace(path)

@@ -171,3 +171,14 @@ def test_a_parquet_file_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monke
         read("x")
     with pytest.raises(FileNotFoundError):
         parquet_table(tmp_path / "none", str, 1)
+
+
+def test_a_device_or_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """As root, an output /dev/null replaced the device by a file."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("pipe", "link"):
+        with pytest.raises(BadInput, match="not a regular file"), whole_file(tmp_path / name) as part:
+            part.write_text("x")
+        assert (tmp_path / name).is_fifo() or (tmp_path / name).is_char_device()
+    assert len(list(tmp_path.iterdir())) == 2
