@@ -1,12 +1,11 @@
-"""What deciding radio weights, windows and protocols together gains over the best static setting: real processes, and
-the same in virtual time.
+"""What deciding radio weights, windows, protocols and lookahead together gains over the best static setting: real
+processes, and the same in virtual time.
 
     python benchmarks/loops_real.py [--seeds 3] [--seconds 30] [--bandwidth-hz 20e6] [--csv FILE]
 
 Eight UEs in `loops_gain.py`'s UMi cell; the judge keeps no token. Four draft with edge-SD's profile and have a promise
 that the base station alone cannot keep, four with the profile of a Jetson. Each UE of a real run is a process behind
-the relay. The static setting is the best of a grid in virtual time on other seeds: a window for all, or decoding by the
-base station alone, FH or SH, and the radio's scheduler. Seeds are paired.
+the relay. The static setting is the best of `loops_gain.py`'s grid in virtual time on other seeds. Seeds are paired.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loops_gain import JOINT, MOST, SCHEDULERS, WINDOWS, cell, measured, static, tuned
+from loops_gain import LOOPS, cell, decided, measured, setting_of, static, tuned
 from msgspec.structs import replace
 
 from testbed.experiments.cell.config import CellConfig
@@ -45,7 +44,7 @@ def main() -> None:
     asked = parser.parse_args()
     ways = configurations(eight(asked.seconds, asked.bandwidth_hz))
     for way, config in ways.items():
-        print(way, setting(config), flush=True)
+        print(way, setting_of(config), flush=True)
     rows: list[dict[str, Any]] = []
     for seed in range(asked.seeds):
         rows += [row(time, way, config, seed) for time in TIMES for way, config in ways.items()]
@@ -67,28 +66,15 @@ def eight(seconds: float, bandwidth_hz: float) -> CellConfig:
 
 def configurations(base: CellConfig) -> dict[str, CellConfig]:
     """The best static setting on the tuning seeds, and joint control."""
-    grid = [
-        replace(one, ues=tuple(replace(group, protocol=protocol) for group in one.ues))
-        for protocol, window, order in itertools.product(("fh", "sh"), WINDOWS, SCHEDULERS)
-        for one in [static(base, window, order)]
-    ]
-    grid.append(static(base, 0, SCHEDULERS[0]))  # nothing but prompts goes up
-    free = tuple(replace(group, window=MOST, window_rule="hinted", protocol_hints=True) for group in base.ues)
-    radio, control = replace(base.radio, scheduler="joint"), replace(JOINT, protocol="joint")
-    return {"static": max(grid, key=tuned), "joint": replace(base, ues=free, radio=radio, control=control)}
-
-
-def setting(config: CellConfig) -> dict[str, Any]:
-    """Window, protocol and scheduler of a way."""
-    group = config.ues[0]
-    window = group.window if group.method.drafts else 0
-    return {"window": window, "protocol": group.protocol, "scheduler": config.radio.scheduler}
+    best = tuned(base)
+    drafting = next(setting for setting in best if setting.window)
+    return {"static": static(base, best[0]), "joint": decided(base, drafting, LOOPS)}
 
 
 def row(time: str, way: str, config: CellConfig, seed: int) -> dict[str, Any]:
     """Row of one run."""
     found = measured(replace(config, seed=seed), TIMES[time])
-    return {"time": time, "way": way, "seed": seed, **setting(config), **found}
+    return {"time": time, "way": way, "seed": seed, **setting_of(config)._asdict(), **found}
 
 
 def show(time: str, figure: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 from testbed.errors import TestbedError
 from testbed.experiments.runs.processes import STOP_S
 
+NOTED_S = 0.01
+"""Time between two looks at a process whose exit status another thread has received."""
+
 
 def start(process: BaseProcess) -> None:
     """Start a process. One whose start is interrupted ends by `as_child`.
@@ -56,10 +59,16 @@ def end_all(processes: Sequence[BaseProcess]) -> list[BaseProcess]:
 
 
 def _join(processes: Sequence[BaseProcess]) -> None:
-    """Wait until all of them have ended, for `STOP_S` at most."""
+    """Wait until all of them have ended, for `STOP_S` at most.
+
+    `join` returns at once where another thread, as that of a pool, receives the exit status first, and `is_alive` is
+    true until that thread has noted it.
+    """
     until_s = time.monotonic() + STOP_S
     for process in processes:
         process.join(max(0.0, until_s - time.monotonic()))
+        while process.is_alive() and time.monotonic() < until_s:
+            time.sleep(NOTED_S)
 
 
 def _kill_server(process: BaseProcess) -> None:
