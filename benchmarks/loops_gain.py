@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from testbed.experiments.cell.config import CellConfig, CellControl
+from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.rows import document, ue_rows
 from testbed.experiments.cell.run import run_cell
+from testbed.experiments.cell.sections import CellControl
 from testbed.experiments.results.csv_file import write_csv
 from testbed.intervals import paired_interval
 from testbed.options import load

@@ -89,6 +89,9 @@ class JointController:
         self._numbers = [number for number, group in enumerate(members) if group.traffic == "tokens"]
         self._meter = RadioMeter(radio, self._numbers, oracle=config.control.csi == "oracle")
         self._passes = pass_coefficients(load_profile(config.bs.profile).verify)
+        by_group = {group.name: self._ways_of(group) for group in members}
+        self._ways = [by_group[group.name] for group in members]
+        self._rtt_s = config.radio.rtt_s
         self._profiles = {group.profile: load_profile(group.profile) for group in members}
         self._busy = Mean(PASSES_S)
         self._joins = {number: Mean(PASSES_S, 0.5) for number in self._numbers}
@@ -153,7 +156,7 @@ class JointController:
                 ue.judgements,
                 group.lookahead == 1 if way.lookahead is None else bool(way.lookahead),
             )
-            for way in self._ways(group)
+            for way in self._ways[number]
         ]
         least = 1 if ue.measured < MEASURED or PROTOCOLS[group.protocol].replaces else 0
         rate_bps = self._meter.rate_bps(number)
@@ -164,7 +167,7 @@ class JointController:
         return UeState(
             rate_bps=rate_bps,
             draft_s=draft_s,
-            link_s=self._config.radio.rtt_s,
+            link_s=self._rtt_s,
             modes=tuple(modes),
             windows=(least, most) if self._hinted(group) else (ue.present, ue.present),
             speed_tps=group.class_tps and MARGIN * group.class_tps,
@@ -181,7 +184,7 @@ class JointController:
         """
         bits = mode.fixed_bits + window * (mode.token_bits + mode.asked * mode.asked_bits)
         air_s, trips = bits / max(rate_bps, LEAST_BPS), 2 - (1 - mode.asked) ** window
-        round_s = window * draft_s + trips * self._config.radio.rtt_s + air_s + self._waits * self._pass_s.value
+        round_s = window * draft_s + trips * self._rtt_s + air_s + self._waits * self._pass_s.value
         return min(1.0, air_s / round_s), min(1.0, self._pass_s.value / round_s)
 
     @property
@@ -192,7 +195,7 @@ class JointController:
     def _hinted(self, group: UeGroup) -> bool:
         return self._config.control.windows == "joint" and WINDOW_RULES[group.window_rule].hinted
 
-    def _ways(self, group: UeGroup) -> list[_Way]:
+    def _ways_of(self, group: UeGroup) -> list[_Way]:
         """Ways between which to choose. Protocols are that of the sessions and, if decided, the one beside it."""
         control, kinds = self._config.control, [group.protocol]
         if control.protocol == "joint" and group.protocol_hints:
@@ -207,7 +210,7 @@ class JointController:
         if ue.window is None and not ue.mode and ue.threshold is None and ue.lookahead is None:
             return None
         group = self._members[number]
-        ways, way = self._ways(group), _Way(ue.mode or group.protocol, ue.threshold, ue.lookahead)
+        ways, way = self._ways[number], _Way(ue.mode or group.protocol, ue.threshold, ue.lookahead)
         mode = ways.index(way) if way in ways else 0
         return mode, ue.present if ue.window is None else ue.window
 
@@ -234,7 +237,7 @@ class JointController:
             if control.weights == "joint":
                 self._radio.ports[number][True].weight = weight
             group, before = self._members[number], (ue.window, ue.mode, ue.threshold, ue.lookahead)
-            kind, ue.threshold, ue.lookahead = self._ways(group)[mode]
+            kind, ue.threshold, ue.lookahead = self._ways[number][mode]
             ue.window = window if self._hinted(group) else None
             ue.mode = kind if control.protocol == "joint" and group.protocol_hints else ""
             now = ue.window, ue.mode, ue.threshold, ue.lookahead

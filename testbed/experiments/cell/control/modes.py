@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from testbed.channel.cost import NO_OVERHEADS, Overheads, Sizes
 from testbed.experiments.cell.control.judgements import Judgements
 from testbed.optim.loops.state import RoundMode
 from testbed.protocols import protocol
+from testbed.protocols.base import RoundProtocol
 
 
 def round_mode(
@@ -24,14 +27,19 @@ def round_mode(
         BadInput: an unknown protocol.
     """
     carried = protocol(kind)
-    one, two = (carried.payload(window, 0, sizes).uplink_bits for window in (1, 2))
-    token_bits = two - one
-    asks = bool(carried.asks_for([0]))
-    asked_bits = carried.payload(2, 1, sizes).uplink_bits - two if asks else 0
+    fixed_bits, token_bits, asked_bits = _bits(carried, sizes)
     return RoundMode(
-        protocol=kind, acceptance=acceptance, token_bits=token_bits,
-        fixed_bits=one - token_bits + overheads.uplink_bits, asked=asked if asks else 0.0, asked_bits=asked_bits,
+        protocol=kind, acceptance=acceptance, token_bits=token_bits, fixed_bits=fixed_bits + overheads.uplink_bits,
+        asked=asked if carried.asks_for([0]) else 0.0, asked_bits=asked_bits,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _bits(carried: RoundProtocol, sizes: Sizes) -> tuple[int, int, int]:
+    """Bits of a round without tokens, and what a drafted token and a requested hidden state add."""
+    one, two = (carried.payload(window, 0, sizes).uplink_bits for window in (1, 2))
+    asked_bits = carried.payload(2, 1, sizes).uplink_bits - two if carried.asks_for([0]) else 0
+    return 2 * one - two, two - one, asked_bits
 
 
 def judged(mode: RoundMode, judgements: Judgements, threshold: float | None) -> RoundMode:
