@@ -123,8 +123,8 @@ class Intake:
         )  # fmt: skip
         session.hinted, session.alone = message.window, protocol is None or message.alone
         session.protocol_hints, session.lookahead_hints = message.protocol_hints, message.lookahead_hints
-        session.states, session.risk, session.stream = message.states, message.risk, message.stream
-        session.end_ids = () if message.endless else self.offer.end_ids
+        session.states, session.risk, session.load = message.states, message.risk, message.load
+        session.end_ids, session.stream = () if message.endless else self.offer.end_ids, message.stream
         return session
 
     def draft(

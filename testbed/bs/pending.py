@@ -94,6 +94,8 @@ class Round:
     verify_s: float = 0.0
     judge_s: float = 0.0
     batch_size: int = 0
+    others_drafted: int = 0
+    """Drafted tokens of other requests in its pass."""
     result: VerifyResult | None = None
     choices: Choices | None = None
     """Tokens of coupled sampling that take long to choose; None: they are chosen, or the target's argmax."""

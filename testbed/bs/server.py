@@ -218,7 +218,7 @@ class BaseStation:
         done = self._ledger.passed(found, verify_s)
         self._metrics.add_pass(done)
         self._observer.passed(done)
-        ready = list[tuple[Session, Round]]()
+        ready, drafted = list[tuple[Session, Round]](), sum(len(share.request.draft) for share in shares)
         for taken, share in found:
             if taken is None or (round_ := (session := taken.session).current) is None:
                 continue
@@ -228,9 +228,9 @@ class BaseStation:
                 round_.pieces_s += verify_s
                 self._queue.learn(session)
                 continue
-            round_.result, round_.batch_size = share.result, len(shares)
+            round_.result, round_.batch_size, others = share.result, len(shares), drafted - len(share.request.draft)
             round_.queue_s = start_s - taken.pending.arrived_s - round_.pieces_s
-            round_.verify_s, round_.choices = verify_s + round_.pieces_s, choices(share)
+            round_.verify_s, round_.choices, round_.others_drafted = verify_s + round_.pieces_s, choices(share), others
             if await self._readable(session, round_):
                 ready += [(session, one) for one in rounds_of(round_, share.passes, start_s, verify_s)]
         return ready

@@ -79,8 +79,9 @@ class Session:
     hinted: int = 0
     protocol_hints: bool = False
     lookahead_hints: bool = False
+    load: bool = False
     """Largest window that the UE takes as a hint, 0: it wants no hints; whether it takes hints of protocols, and of
-    lookahead.
+    lookahead; whether it wants to know what others draft.
     """
     end_ids: tuple[int, ...] = ()
     """Tokens after which a BS that decodes alone stops."""

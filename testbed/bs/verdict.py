@@ -111,6 +111,7 @@ def verdict(session: Session, round_: Round, kept: Kept, hint: Hint, now_s: floa
         joined=len(round_.window.ids) if session.stream else 0,
         protocol=hint.protocol,
         lookahead=hint.lookahead,
+        others_drafted=round_.others_drafted if session.load else 0,
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 15
+VERSION = 16
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -109,6 +109,8 @@ class Open(Message, frozen=True):
     protocol_hints: bool = False
     lookahead_hints: bool = False
     """Whether verdicts may hint the next window's protocol (`RoundProtocol.beside`), and lookahead without sampling."""
+    load: bool = False
+    """Whether verdicts tell `others_drafted`, for a UE that chooses its windows or chunks itself."""
 
 
 class Draft(Message, frozen=True):
@@ -250,6 +252,8 @@ class Verdict(Message, frozen=True):
     protocol: str = ""
     lookahead: int = NO_HINT
     """Protocol of the next window (empty: no change) and lookahead, 0 or 1, where the session takes such hints."""
+    others_drafted: int = 0
+    """Number of drafted tokens of other sessions in the pass that verified the round, if the session asked for it."""
 
 
 class Resync(Message, frozen=True):

@@ -101,6 +101,7 @@ RANGES: dict[type[msgspec.Struct], dict[str, Range]] = {
         "draft": _ROUND,
         "joined": _COUNT,
         "lookahead": Range(NO_HINT, 1),
+        "others_drafted": _COUNT,
     },
     Busy: {"round": _ROUND, "retry_s": _DURATION, "speed_tps": Range(0, 1e9, " tokens/s")},
     Pong: {"time_s": _CLOCK},

@@ -281,7 +281,7 @@ def record_of(
     return RoundRecord(
         round=draft.round, protocol=kind, base_len=draft.base_len, csi=draft.csi, drafted=count, committed=committed,
         accepted=verdict.accepted, kept=verdict.kept, candidates=verdict.candidates, queried=verdict.queried,
-        batch_size=verdict.batch_size, gap=verdict.gap, hint=verdict.window,
+        batch_size=verdict.batch_size, others_drafted=verdict.others_drafted, gap=verdict.gap, hint=verdict.window,
         draft_s=draft_s, wasted_s=window.drafting_s * (1 - verdict.accepted / paid) if paid else 0.0,
         link_s=up_s + down_s, queue_s=queue_s, verify_s=verify_s, judge_s=judge_s,
         overhead_s=max(0.0, end_s - begin_s - known_s), hidden_s=hidden_s,

@@ -34,6 +34,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
     downlink_bytes: int
     gap: float
     """Logit gap of the token that the target added (see `Verdict.gap`)."""
+    others_drafted: int = 0
+    """Drafted tokens of other sessions in the pass that verified the round, if the session asked (`Open.load`)."""
     csi: Csi | None = None
     choice: str = ""
     """Why `auto` chose this protocol."""

@@ -274,6 +274,7 @@ class DecodingSession:
             endless=more is not None and self._client.endless(self._ends), block=sampling.block,
             q_top=sampling.q_top, q_bits=sampling.q_bits, protocol_hints=self._uploads.hinted,
             lookahead_hints=self._lookahead.hinted,
+            load=self._stream.chooses if self._stream else self._lookahead.chooses,
         )  # fmt: skip
         sent = await self._client.send(message, {"ids": self._committed})
         self._open_bytes += sent

@@ -73,6 +73,7 @@ UPLINK: dict[type[Message], dict[str, Any]] = {
         "q_bits": NUMBER,
         "protocol_hints": st.booleans(),
         "lookahead_hints": st.booleans(),
+        "load": st.booleans(),
     },
     Draft: {
         **ROUND,
@@ -98,7 +99,7 @@ DOWNLINK: dict[type[Message], dict[str, Any]] = {
         **ROUND, "accepted": NUMBER, "token": NUMBER, "candidates": NUMBER, "queried": NUMBER, "gap": REAL,
         "batch_size": NUMBER, "queue_s": REAL, "verify_s": REAL, "judge_s": REAL, "bs_s": REAL,
         "window": NUMBER, "kept": NUMBER, "risk": REAL, "base_len": st.none() | NUMBER, "draft": st.none() | NUMBER,
-        "joined": NUMBER, "protocol": TEXT, "lookahead": NUMBER,
+        "joined": NUMBER, "protocol": TEXT, "lookahead": NUMBER, "others_drafted": NUMBER,
     },
     Resync: {"session": NUMBER, "reason": TEXT},
     Busy: {

@@ -82,7 +82,7 @@ class FixedChoice(StreamChoice):
     def compared(self, accepted: int, rejected: int) -> None:
         self.accepted, self.rejected = self.accepted + accepted, self.rejected + rejected
 
-    def passed(self, joined: int, seconds: float, committed: int) -> None:
+    def passed(self, joined: int, seconds: float, committed: int, others: int = 0) -> None:
         pass
 
 

@@ -9,6 +9,7 @@ from testbed.ue.records import RoundRecord
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.gain import ForgettingLine
+from testbed.ue.windows.pass_load import PassLoad
 
 LEAST_GAIN = 1.02
 """Least expected speed-up for which windows ahead are worth their uplink and energy."""
@@ -32,7 +33,8 @@ class Lookahead:
 
     Drafting times and round trips are averages over rounds that began after a verdict, the acceptance rate is one over
     all rounds. The round trip is a line over the number of drafted tokens, so that a slow uplink makes windows shorter,
-    above all under FH, which sends hidden states.
+    above all under FH, which sends hidden states. Where passes are crowded with drafted tokens of other UEs, too, it is
+    chosen as if these drafted as this one does (`PassLoad`).
 
     Args:
         fixed: lookahead of all windows, 0 or 1; None: it is chosen.
@@ -54,7 +56,12 @@ class Lookahead:
         self._ahead, self._window, self._rounds, self._since = int(able), 0, 0, 0
         self._drafted = self._draft_s = self._plain = self._pass_s = 0.0
         self._accepted = self._kept = self._rejected = 0.0
-        self._trip_s = ForgettingLine(1 / (1 - KEEP))
+        self._trip_s, self._load = ForgettingLine(1 / (1 - KEEP)), PassLoad()
+
+    @property
+    def chooses(self) -> bool:
+        """Whether lookahead or window are chosen."""
+        return self.fixed is None
 
     def follow(self, verdict: Verdict) -> None:
         """Take the hint of a verdict; one that was not asked for changes nothing."""
@@ -101,6 +108,7 @@ class Lookahead:
         self._drafted = KEEP * self._drafted + record.drafted
         self._draft_s = KEEP * self._draft_s + record.draft_s
         self._pass_s = KEEP * self._pass_s + pass_s
+        self._load.add(record.drafted, record.others_drafted, record.verify_s)
         self._trip_s.add(record.drafted, record.link_s + record.queue_s + pass_s)
 
     # ------------------------------------------------------------ choice
@@ -121,7 +129,8 @@ class Lookahead:
         mean = self._drafted / self._plain
         trip_s = self._trip_s.at(mean)
         if window is not None:
-            trip_s += max(0.0, self._trip_s.slope) * (window - mean)
+            others_s = self._load.others_s if self._load.crowded else 0.0
+            trip_s += (max(0.0, self._trip_s.slope) + others_s) * (window - mean)
         pass_s = self._pass_s / self._plain
         return Waits(self._draft_s / self._drafted, max(trip_s, pass_s), pass_s)
 

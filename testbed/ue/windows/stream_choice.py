@@ -6,6 +6,7 @@ from collections import deque
 
 from testbed.optim.draft_window.streams import StreamSetting, StreamTimes, stream_token_s
 from testbed.protocols.messages import MOST_JOINING
+from testbed.ue.windows.pass_load import PassLoad
 
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 LEAST_GAIN = 1.02
@@ -43,6 +44,10 @@ class _Mean:
 class StreamChoice:
     """Chooses the setting of the streams that a model drafts for, from measurements over all requests of a UE.
 
+    Where passes are crowded with drafted tokens of other UEs, too, it chooses as if these drafted as this one does
+    (`PassLoad`), and lets the target wait for drafted tokens or does without them: what is best for one UE alone makes
+    passes long for all.
+
     Args:
         most: most drafted tokens of a pass.
         alone: whether the target may decode without waiting for drafts, and the model may be unused; otherwise the
@@ -53,6 +58,7 @@ class StreamChoice:
         self._most, self._alone = most, alone
         self._token, self._accepted = _Mean(KEEP_TOKEN), _Mean(KEEP_TOKEN)
         self._pass, self._joined, self._size = (_Mean(KEEP_PASS) for _ in range(3))
+        self._load = PassLoad()
         self._links_s: deque[float] = deque(maxlen=LINKS)
         self._compared = self._committed = self._passes = 0
         self._measured: tuple[float, ...] = ()
@@ -82,17 +88,19 @@ class StreamChoice:
         """Record an upper bound of the time that a window and its verdict spent on the link."""
         self._links_s.append(max(0.0, seconds))
 
-    def passed(self, joined: int, seconds: float, committed: int) -> None:
+    def passed(self, joined: int, seconds: float, committed: int, others: int = 0) -> None:
         """Record a verification pass.
 
         Args:
-            joined: number of drafted tokens that it verified.
+            joined: number of drafted tokens that it verified for this UE.
             seconds: its time at the BS.
-            committed: number of tokens that it committed.
+            committed: number of tokens that it committed for this UE.
+            others: number of drafted tokens that it verified for other UEs.
         """
         self._committed += committed
         self._passes += 1
         seconds = max(LEAST_PASS_S, seconds)
+        self._load.add(joined, others, seconds, self._setting is not None and not self.trial)
         if joined:
             self._joined.add(seconds)
             self._size.add(joined)
@@ -117,7 +125,11 @@ class StreamChoice:
 
     @property
     def times(self) -> StreamTimes:
-        """Measured times."""
+        """Measured times; those of crowded passes as `PassLoad` says."""
+        if self._load.crowded:
+            return StreamTimes(
+                self._token.value, self.link_s, max(LEAST_PASS_S, self._load.without_s), self._load.token_s
+            )
         plain_s = self._pass.value or self._joined.value
         more_s = (self._joined.value - plain_s) / self._size.value if self._joined.weight else 0.0
         return StreamTimes(self._token.value, self.link_s, plain_s, max(0.0, more_s))
@@ -137,7 +149,7 @@ class StreamChoice:
             setting: stream_token_s(setting, self._accepted.value, times, self._most) for setting in self._settings()
         }
         if self._alone:
-            costs_s[None] = times.pass_s
+            costs_s[None] = self._load.alone_s if self._load.crowded else times.pass_s
         best = min(costs_s, key=lambda setting: costs_s[setting])
         for cheaper in (None, None if self.trial else self._setting):  # without a model, or without a change
             if cheaper in costs_s and costs_s[cheaper] <= LEAST_GAIN * costs_s[best]:
@@ -149,6 +161,6 @@ class StreamChoice:
 
     def _settings(self) -> list[StreamSetting]:
         sizes = [size for size in CHUNKS if size < self._most] + [self._most]
-        waits = (True, False) if self._alone else (True,)
+        waits = (True, False) if self._alone and not self._load.crowded else (True,)
         most = {size: sorted({size, MOST_JOINING * size}) for size in sizes}
         return [StreamSetting(size, ahead, wait) for size in sizes for ahead in most[size] for wait in waits]

@@ -89,6 +89,11 @@ class StreamDrafting:
         """Most tokens of a pass."""
         return self._windows.window
 
+    @property
+    def chooses(self) -> bool:
+        """Whether a model drafts, for which chunks are chosen."""
+        return self._model is not None
+
     def begin(self, prompt: Sequence[int], room: int, ends: Set[int], join: Join) -> None:
         """Begin a request for an output of `room` tokens.
 
@@ -136,7 +141,7 @@ class StreamDrafting:
         if self._new:
             self._choice.linked(seconds - bs_s)
         else:
-            self._choice.passed(verdict.joined, bs_s, verdict.accepted + 1)
+            self._choice.passed(verdict.joined, bs_s, verdict.accepted + 1, verdict.others_drafted)
         sent_s = self._sent_s.get(self._windows.last_verified)
         if verdict.joined and sent_s is not None:  # it may have come during the pass before, which `bs_s` includes
             self._choice.linked(self._clock.time() - sent_s - max(0.0, verdict.verify_s))

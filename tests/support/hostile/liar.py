@@ -176,6 +176,7 @@ class Liar:
             seed=rng.choice([0, 7, 2**64 - 1]), coupled=not sampled and rng.random() < 0.4,
             protocol_hints=kind != TARGET_ONLY and bool(PROTOCOLS[kind].beside) and rng.random() < 0.4,
             lookahead_hints=kind != TARGET_ONLY and not sampled and rng.random() < 0.4,
+            load=rng.random() < 0.4,
             endless=rng.random() < 0.3, block=sampled and PROTOCOLS[kind].blockwise and rng.random() < 0.4,
             q_top=rng.choice(TOPS) if sampled else 0, q_bits=rng.choice([16, *Q_BITS]) if sampled else 16, **more,
         )  # fmt: skip
