@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from testbed.errors import ProtocolError
 from testbed.protocols.messages import MOST_JOINING, Verdict
+from testbed.ue.drafters.hybrid import HYBRID_FLOOR
 from testbed.ue.drafters.index import IndexDrafter, IndexSequence
+from testbed.ue.windows.stream_choice import Mean
+
+KEEP_SHORT = 0.95
+"""Factor by which the weights of earlier tokens after short matches shrink with every new one."""
 
 
 class JoiningWindow(NamedTuple):
@@ -49,6 +54,8 @@ class JoiningWindows:
         first window that the BS keeps."""
         self._sent: dict[int, JoiningWindow] = {}
         """Windows with tokens that are not committed yet, by their numbers."""
+        self.short = Mean(KEEP_SHORT)
+        """Share of committed tokens that the index would have drafted after a match shorter than `HYBRID_FLOOR`."""
         self.last_verified = -1
         """Number of the last window of which a pass verified tokens."""
         self._foreseen: list[int] = []
@@ -169,6 +176,8 @@ class JoiningWindows:
         """Append committed tokens."""
         if self._sequence is not None:
             for token in ids:
+                if self._sequence.match < HYBRID_FLOOR and (guess := self._sequence.proposed(1)):
+                    self.short.add(guess[0] == token)
                 self._sequence.commit(0, token)
         self._length, self._last = self._length + len(ids), ids[-1]
         known = min(len(ids), len(self._foreseen))

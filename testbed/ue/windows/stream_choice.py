@@ -28,16 +28,20 @@ CHANGE = 0.03
 """Relative change of a time, or absolute change of the acceptance rate, that causes a new comparison."""
 
 
-class _Mean:
+class Mean:
+    """A mean whose earlier values lose weight with every new one."""
+
     def __init__(self, keep: float) -> None:
         self._keep, self.weight, self._sum = keep, 0.0, 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a value with a weight."""
         keep = self._keep**weight
         self.weight, self._sum = keep * self.weight + weight, keep * self._sum + weight * value
 
     @property
     def value(self) -> float:
+        """0 where there was none."""
         return self._sum / self.weight if self.weight else 0.0
 
 
@@ -56,8 +60,8 @@ class StreamChoice:
 
     def __init__(self, most: int, alone: bool) -> None:
         self._most, self._alone = most, alone
-        self._token, self._accepted = _Mean(KEEP_TOKEN), _Mean(KEEP_TOKEN)
-        self._pass, self._joined, self._size = (_Mean(KEEP_PASS) for _ in range(3))
+        self._token, self._accepted = Mean(KEEP_TOKEN), Mean(KEEP_TOKEN)
+        self._pass, self._joined, self._size = (Mean(KEEP_PASS) for _ in range(3))
         self._load = PassLoad()
         self._links_s: deque[float] = deque(maxlen=LINKS)
         self._compared = self._committed = self._passes = 0
@@ -71,6 +75,16 @@ class StreamChoice:
     def setting(self) -> StreamSetting | None:
         """The current setting; None: the model does not draft, and the target decodes alone."""
         return self._setting
+
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens of the model are sent at present."""
+        return self._setting is not None and not self.trial
+
+    @property
+    def acceptance(self) -> float:
+        """Acceptance rate of the model's tokens."""
+        return self._accepted.value
 
     # ------------------------------------------------------------ measurements
 
@@ -100,7 +114,7 @@ class StreamChoice:
         self._committed += committed
         self._passes += 1
         seconds = max(LEAST_PASS_S, seconds)
-        self._load.add(joined, others, seconds, self._setting is not None and not self.trial)
+        self._load.add(joined, others, seconds, self.drafts)
         if joined:
             self._joined.add(seconds)
             self._size.add(joined)

@@ -24,6 +24,9 @@ from testbed.ue.windows.joining import JoiningWindow, JoiningWindows
 from testbed.ue.windows.model_ahead import ModelAhead
 from testbed.ue.windows.stream_choice import StreamChoice
 
+LEAST_SHORT = 4.0
+"""Least weight of tokens after short matches, to compare the index with the model."""
+
 Join = Callable[[Sequence[JoiningWindow], bool, float, float], Awaitable[int]]
 """See `SessionExchanges.join`."""
 
@@ -121,7 +124,7 @@ class StreamDrafting:
             self._task = asyncio.create_task(self._draft_on(self._model))
         if self._task is not None and self._task.done():
             self._task.result()
-        floor = HYBRID_FLOOR if self._waiting else 0
+        floor = self._floor if self._waiting or (self._model is not None and self._choice.drafts) else 0
         await self._send(self._windows.draft(self._room, self._ends, floor))
         self._wake.set()
 
@@ -186,6 +189,12 @@ class StreamDrafting:
                 await self._wake.wait()
             elif await model.draft_one():
                 await self._offer(model)
+
+    @property
+    def _floor(self) -> int:
+        """Shortest match of the index beside a model that drafts: any, where it has been right more often than this."""
+        short = self._windows.short
+        return 0 if short.weight >= LEAST_SHORT and short.value > self._choice.acceptance else HYBRID_FLOOR
 
     def _may_draft(self, model: ModelAhead) -> bool:
         """Whether the model is to draft another token."""
