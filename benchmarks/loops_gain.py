@@ -1,7 +1,7 @@
 """What deciding radio weights, windows, protocols and lookahead together gains in a cell, over each alone and over
 settings that stay.
 
-    python benchmarks/loops_gain.py [--repeats 10] [--seconds 20] [--scenes umi,hall,drive] [--ues 24,60,120]
+    python benchmarks/loops_gain.py [--repeats 10] [--seconds 15] [--scenes umi,hall,drive] [--ues 24,60,120]
                                     [--csv FILE]
 
 UEs in UMi street canyon at walking speed, in a factory hall, and on a recorded drive; half of them draft with the
@@ -72,7 +72,7 @@ def main() -> None:
     """Compare over seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=10, help="seeds")
-    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each run")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of each run")
     parser.add_argument("--scenes", default=",".join(SCENES), help="some of " + ", ".join(SCENES))
     parser.add_argument("--ues", default=",".join(map(str, UES)), help="numbers of UEs")
     parser.add_argument("--csv", type=Path, help="file of rows, written after each load")

@@ -133,6 +133,12 @@ class Round:
     _candidates: tuple[VerifyResult, list[int]] | None = None
 
     @property
+    def token_s(self) -> float:
+        """Drafting time per token of a window, the guess before it included; 0 without drafted tokens."""
+        drafted = len(self.window.ids)
+        return self.draft_s / (drafted + (self.guess is not None)) if drafted else 0.0
+
+    @property
     def size_bytes(self) -> int:
         """Size of its window, and of what decides about it."""
         return self.window.size_bytes + self.target_bytes

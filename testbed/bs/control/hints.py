@@ -33,10 +33,12 @@ class DecidedHints:
     def __init__(self, tell: Callable[[Event], object], knows: Callable[[bytes], bool] = lambda ue: True) -> None:
         self._tell, self._knows = tell, knows
         self._decided: dict[bytes, Decided] = {}
+        self._first = NO_HINT
         self.worths: dict[bytes, float] = {}
 
     def apply(self, decisions: Decisions) -> None:
         """Hint what was decided from now on; decisions for UEs that have had no session are ignored."""
+        self._first = decisions.first
         known = {ue: one for ue, one in decisions.ues.items() if ue in self._decided or self._knows(ue)}
         self._decided.update(known)
         if len(self._decided) > MOST_DECIDED:
@@ -47,6 +49,7 @@ class DecidedHints:
     def forget(self) -> None:
         """Hint nothing until the next decision."""
         self._decided.clear()
+        self._first = NO_HINT
         self.worths.clear()
 
     def weight(self, session: Session) -> float | None:
@@ -70,14 +73,15 @@ class DecidedHints:
         self._tell(
             RoundSeen(
                 *session.key, drafted, accepted, round_.cached, round_.draft_s, len(found) if judged else None, kept,
-                threshold(session, round_),
+                threshold(session, round_), round_.guess is not None,
             )
         )  # fmt: skip
         decided, protocol = self._of(session), ""
         if session.protocol_hints:
             protocol = decided.protocol
         lookahead = decided.lookahead if session.lookahead_hints else NO_HINT
-        return Hint(_window(session, decided.window), protocol, lookahead)
+        window = decided.window if session.key[0] in self._decided else self._first
+        return Hint(_window(session, window), protocol, lookahead)
 
     def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
         """See `WindowHints.learn`: the controller learns."""

@@ -40,6 +40,8 @@ class RoundSeen(_ControlMessage, frozen=True):
     """Those of them that the judge kept."""
     threshold: float = 0.0
     """θ by which it did."""
+    ahead: bool = False
+    """Whether it was drafted ahead: its drafting time includes the guess of the token before it."""
 
 
 class SessionEnded(_ControlMessage, frozen=True):
@@ -82,3 +84,5 @@ class Decisions(_ControlMessage, frozen=True):
     """What was decided, by identity of the UE. Others keep their windows and protocols, and a worth of 1."""
 
     ues: dict[bytes, Decided]
+    first: Annotated[int, msgspec.Meta(ge=NO_HINT, le=2**15)] = NO_HINT
+    """Window to hint to UEs about which nothing was decided yet; `NO_HINT`: none."""

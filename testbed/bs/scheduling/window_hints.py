@@ -229,14 +229,14 @@ class Windows:
         shape.cached.add(owner, round_.cached)
         shape.extra.add(owner, max(0, round_.new - drafted - 1))
         if drafted:
-            shape.draft_s.add(owner, min(MOST_DRAFT_S, round_.draft_s / drafted), drafted)
+            shape.draft_s.add(owner, min(MOST_DRAFT_S, round_.token_s), drafted)
 
     def _learn_ue(self, ue: _UeHints, session: Session, round_: Round, drafted: int, first: bool) -> LinkCosts | None:
         """Learn drafting time and link of a UE; the link time in a draft is that of the round before."""
         if not drafted:
             return None
         if not first:
-            ue.draft_s.add(round_.draft_s / drafted, drafted)
+            ue.draft_s.add(round_.token_s, drafted)
             ue.measured += 1
         before, ue.drafted = ue.drafted, drafted
         token_s = _token_s(session, round_.csi, self._vocab_size)

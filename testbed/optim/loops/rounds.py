@@ -2,7 +2,7 @@
 
 Symbols of UE i with window K in some mode: E tokens committed per round, A time of drafting and of round trips, c time
 on an uplink of its own (bits over rate), q share of its time with data for the uplink, s its part of a pass, p its
-rounds per pass, φ its radio weight.
+rounds per pass (of each choice, where it is known at which one it was measured), φ its radio weight.
 
 UEs share the uplink in proportion to their weights, those that have data (discriminatory processor sharing). While UE i
 sends, it finds UE j sending with probability q_j (Bard and Schweitzer's approximation), so that it is on the air for
@@ -16,8 +16,9 @@ mean pass); a round stays for h passes and, unless it is in every pass, is in it
 
 With lookahead the next window is valid with probability h = α^K·g (`optim.draft_window.lookahead`). With D = (K + 1)·d
 for drafting it and R for the rest of a round, a window takes (1 − h)·K·d + (h·D + R)/(1 + h) on average if D ≤ R, else
-(1 − h)·(K·d + R) + h·D, which is the larger one then; the choice between them knows of R the round trips only. A void
-window follows each miss: bits and drafted tokens are those of 2 − h windows, and the air takes c·(1/(1 + h) + 1 − h).
+(1 − h)·(K·d + R) + h·D, which is the larger one then; the choice between them knows of R the round trips and the time
+at the BS. A void window follows each miss: bits and drafted tokens are those of 2 − h windows, and the air takes
+c·(1/(1 + h) + 1 − h).
 
 With window 0 the BS decodes alone: every pass yields a token, so that E = 1, p = 1, h = 1, A = c = 0 and T_i = P.
 """
@@ -31,8 +32,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from testbed.optim.loops.state import LEAST_BPS, CellState
+from testbed.optim.loops.state import LEAST_BPS, CellState, UeState
 
+LEAST_S = 1e-6
+"""Least time of a round."""
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -43,7 +46,7 @@ class RoundTable(NamedTuple):
     tokens: Array
     """E"""
     fixed_s: Array
-    """A"""
+    """A; with lookahead, where R hides the drafting of the next window"""
     air_s: Array
     """c"""
     pass_s: Array
@@ -57,6 +60,9 @@ class RoundTable(NamedTuple):
     """h"""
     overlap: Array
     """Factor of the time at the BS: 1/(1 + h) with lookahead, since two windows are on their way at a time."""
+    drafting_s: Array
+    drafting_overlap: Array
+    """A and the factor where drafting takes longer than R; the same as the others without lookahead."""
 
     def chosen(self, columns: IntArray) -> RoundTable:
         """One choice of each UE."""
@@ -99,21 +105,32 @@ class RoundChoices:
         new = window + 1
         whole = np.cumprod(alpha, axis=2)
         tokens = np.cumsum(whole, axis=2)
-        fixed_s, void, overlap = window * draft_s + trips * link_s, np.zeros(1), np.ones(1)
+        hit = np.zeros(1)
         if ahead.any():
             guess = np.minimum(np.concatenate([alpha[:, :, 1:], alpha[:, :, -1:]], axis=2), most_guess)
-            fixed_s, void, overlap = _ahead(ahead * drafts, whole * guess, window, draft_s, trips * link_s)
+            hit = ahead * drafts * whole * guess
+        missed, overlap, void = 1 - hit, 1 / (1 + hit), ahead * drafts * (1 - hit)
+        own_s, further_s = window * draft_s, hit * (window + 1) * draft_s
+        hidden_s = missed * own_s + (further_s + trips * link_s) * overlap
+        drafting_s = missed * (own_s + trips * link_s) + further_s
+        air_s = bits / np.maximum(rate, LEAST_BPS) * (overlap + void)
+        joins = joins[:, None, None]
+        if any(ue.joins_at is not None for ue in ues):
+            at_bs_s = cell.waits * cell.pass_s
+            joins = _joins(ues, joins, np.maximum(hidden_s + at_bs_s * overlap, drafting_s + at_bs_s * missed) + air_s)
         reached = np.concatenate([np.zeros_like(tokens[:, :, :1]), tokens[:, :, :-1]], axis=2)
         parts = (
             tokens,
-            fixed_s,
-            bits / np.maximum(rate, LEAST_BPS) * (overlap + void),
+            hidden_s,
+            air_s,
             (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached,
             (window * draft_j + bits * bit_j) * (1 + void),
             reached * risk,
-            np.where(drafts, joins[:, None, None], 1.0),
+            np.where(drafts, joins, 1.0),
             np.where(drafts, cell.waits, 1.0),
             overlap,
+            drafting_s,
+            missed,
         )
         shape = (len(ues), count, len(window))
         return RoundTable(*(np.broadcast_to(part, shape).reshape(len(ues), -1) for part in parts))
@@ -126,8 +143,11 @@ class RoundChoices:
         """a and k of the time a + k/z of a round, in the table's shape."""
         activity = self.activity.reshape((-1,) + (1,) * (table.tokens.ndim - 1))
         at_bs_s = (1 - table.joins) * table.pass_s + table.waits * pass_s
-        fixed_s = table.fixed_s + table.air_s * (1 - activity) + at_bs_s * table.overlap
-        return fixed_s, table.air_s * activity
+        hidden_s, drafting_s = (
+            table.fixed_s + at_bs_s * table.overlap,
+            table.drafting_s + at_bs_s * table.drafting_overlap,
+        )
+        return np.maximum(hidden_s, drafting_s) + table.air_s * (1 - activity), table.air_s * activity
 
     def column(self, mode: int, window: int) -> int:
         """Column of a mode and a window."""
@@ -138,16 +158,14 @@ class RoundChoices:
         return columns // self.width, columns % self.width
 
 
-def _ahead(looks: Array, guessed: Array, window: Array, draft_s: Array, link_s: Array) -> tuple[Array, Array, Array]:
-    """A with lookahead where `looks` is 1, void windows per window, and the factor of the time at the BS.
-
-    Args:
-        guessed: α^K·g
-    """
-    hit, drafting_s = looks * guessed, window * draft_s
-    missed, overlap, further_s = 1 - hit, 1 / (1 + hit), hit * (window + 1) * draft_s
-    short_s, long_s = missed * drafting_s + (further_s + link_s) * overlap, missed * (drafting_s + link_s) + further_s
-    return np.maximum(short_s, long_s), looks * missed, overlap
+def _joins(ues: Sequence[UeState], joins: Array, times_s: Array) -> Array:
+    """[n, modes, width] rounds per pass: those at `joins_at`, in inverse proportion to the time of a round."""
+    known = [ue.joins_at or (0, 0) for ue in ues]
+    modes, windows = (np.minimum([one[at] for one in known], times_s.shape[1 + at] - 1) for at in (0, 1))
+    whole = np.broadcast_to(times_s, (len(ues), *times_s.shape[1:]))
+    scaled = joins * whole[np.arange(len(ues)), modes, windows][:, None, None] / np.maximum(whole, LEAST_S)
+    given = np.array([ue.joins_at is None for ue in ues])[:, None, None]
+    return np.where(given, joins, np.minimum(scaled, 1.0))
 
 
 def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:

@@ -63,6 +63,8 @@ class UeState:
     """q: share of its time, in (0, 1], during which it has data for the uplink; 1: always."""
     joins: float = 1.0
     """p: its rounds per pass of the BS, in [0, 1]; 1: every pass verifies a round of it."""
+    joins_at: tuple[int, int] | None = None
+    """Mode and window at which `joins` holds, longer rounds join fewer passes; None: it holds for all of them."""
     cached: float = 0.0
     """Tokens of its committed prefix in the BS's cache."""
     backlog_bits: float = 0.0
@@ -97,6 +99,8 @@ class CellState:
     """Pass times, eq. 19 of WISP."""
     waits: float = 1.0
     """h: passes that a round stays at the BS on average: its own, and what is left of the one before."""
+    pass_s: float = 0.0
+    """Mean pass at present, for UEs with `joins_at`."""
 
     def __post_init__(self) -> None:
         if not self.ues:

@@ -94,9 +94,9 @@ def speeds(cell: CellState, at: int, choice: tuple[int, int], pass_s: float, sha
         rates = [mode.acceptance[min(i, len(mode.acceptance) - 1)] for i in range(window + 1)]
         hit = math.prod(rates[:-1]) * min(rates[-1], mode.guess)
         further_s = hit * (window + 1) * ue.draft_s
-        overlapped = (1 - hit) * drafts_s + (further_s + link_s) / (1 + hit)
-        drafts_s, link_s = max(overlapped, (1 - hit) * (drafts_s + link_s) + further_s), 0.0
-        air_s, at_bs_s = air_s * (1 / (1 + hit) + 1 - hit), at_bs_s / (1 + hit)
+        overlapped = (1 - hit) * drafts_s + (further_s + link_s + at_bs_s) / (1 + hit)
+        drafts_s = max(overlapped, (1 - hit) * (drafts_s + link_s + at_bs_s) + further_s)
+        air_s, link_s, at_bs_s = air_s * (1 / (1 + hit) + 1 - hit), 0.0, 0.0
     return expected_tokens(mode.acceptance, window) / (drafts_s + link_s + air_s + at_bs_s)
 
 

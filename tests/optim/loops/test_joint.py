@@ -138,9 +138,9 @@ def test_a_price_of_risk_closes_the_judge() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize(("window", "link_s"), [(2, 0.2), (4, 0.2), (8, 0.4)])
+@pytest.mark.parametrize(("window", "link_s"), [(1, 0.01), (2, 0.02), (2, 0.2), (4, 0.2), (8, 0.4)])
 def test_the_time_of_rounds_with_lookahead_is_that_of_its_own_model(alpha: float, window: int, link_s: float) -> None:
-    """A UE alone that drafts within a round trip, without bits on the air."""
+    """A UE alone that drafts within a round trip and a pass, without bits on the air."""
     modes = tuple(RoundMode("greedy", (alpha,), token_bits=0.0, ahead=one) for one in (0.0, 1.0))
     ue = UeState(rate_bps=1e9, draft_s=0.01, link_s=link_s, modes=modes, windows=(window, window))
     rounds = RoundChoices(CellState((ue,), A100))

@@ -38,6 +38,8 @@ PASSES_S = 1.0
 """Memory of what is measured of the verifier."""
 START_PASS_S = 0.02
 """Mean pass before any was measured."""
+FIRST_WINDOW = 2
+"""Window of UEs that are not known yet: a short one, so that their times are known soon."""
 LEAST_JOINS, LEAST_ACTIVITY = 0.01, 0.01
 LEAST_WORTH = 1e-9
 """Worth of a token that costs more energy than it is worth, for the order of batches."""
@@ -103,6 +105,7 @@ class JointController:
         """Decide until cancelled; changes of windows, protocols and θ are counted in the tallies of the UEs."""
         changed = asyncio.Event()
         self._tallies, self._estimates.changed = tallies, changed.set
+        self._decided(Decisions({}, self._first))
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._config.control.every_ms / 1e3, changed.wait())
@@ -162,8 +165,10 @@ class JointController:
         rate_bps = self._meter.rate_bps(number)
         draft_s = ue.draft_s.value or profile.draft.window_s(most, 1) / most
         activity, joins = self._meter.activity(number), self._joins[number].value
+        mode, window = self._current(number, ue) or (0, ue.present)
         if ue.window == 0:
-            activity, joins = self._drafting(modes[0], ue.present, draft_s, rate_bps)
+            mode, window = 0, ue.present
+            activity, joins = self._drafting(modes[0], window, draft_s, rate_bps)
         return UeState(
             rate_bps=rate_bps,
             draft_s=draft_s,
@@ -173,6 +178,7 @@ class JointController:
             speed_tps=group.class_tps and MARGIN * group.class_tps,
             activity=max(LEAST_ACTIVITY, activity),
             joins=max(LEAST_JOINS, joins),
+            joins_at=(mode, window),
             cached=ue.cached,
             draft_j=power.draft_w * ue.draft_s.value if power else 0.0,
             bit_j=power.transmit_w / rate_bps if power and rate_bps > 0 else 0.0,
@@ -191,6 +197,10 @@ class JointController:
     def _waits(self) -> float:
         """Passes that a round stays: its own, and half of the one before while the BS is busy."""
         return 1 + self._busy.value / 2
+
+    @property
+    def _first(self) -> int:
+        return FIRST_WINDOW if self._config.control.windows == "joint" else NO_HINT
 
     def _hinted(self, group: UeGroup) -> bool:
         return self._config.control.windows == "joint" and WINDOW_RULES[group.window_rule].hinted
@@ -222,7 +232,7 @@ class JointController:
         weighted = self._config.radio.scheduler == "weights"
         fixed = [self._radio.ports[number][True].weight if weighted else 1.0 for number, _ in active]
         return decide(
-            CellState(ues, self._passes, self._waits), objective(control.objective),
+            CellState(ues, self._passes, self._waits, self._pass_s.value), objective(control.objective),
             Prices(joule=control.joule_tokens, risk=control.risk_tokens),
             weights=None if control.weights == "joint" else fixed,
             current=[self._current(number, ue) for number, ue in active],
@@ -246,7 +256,7 @@ class JointController:
             hinted, shown = NO_HINT if ue.window is None else ue.window, weight if control.weights == "joint" else None
             further = NO_HINT if ue.lookahead is None else ue.lookahead
             found[ue_name(number)] = Decided(hinted, ue.mode, worth, shown, ue.threshold, further)
-        self._decided(Decisions(found))
+        self._decided(Decisions(found, self._first))
 
     def _worths(self, decision: Decision) -> NDArray[np.float64]:
         """Worth of a token of each UE for the order of batches, relative to their mean; 1 where that is not decided."""

@@ -57,7 +57,7 @@ class UeEstimates:
             return
         self.mean_window.add(drafted)
         if not first:  # the first one's time counts from the request
-            self.draft_s.add(seen.draft_s / drafted)
+            self.draft_s.add(seen.draft_s / (drafted + seen.ahead))
             self.measured += 1
         if seen.candidates is not None:
             self.asked.add(seen.candidates / drafted)
