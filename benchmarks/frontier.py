@@ -18,6 +18,7 @@ from typing import Any
 
 from support.points import value_of
 
+from testbed.errors import TestbedError
 from testbed.experiments.report.data import RowSource
 from testbed.experiments.results.files import read_requests, read_rounds
 from testbed.experiments.sweep.report import load_all
@@ -67,13 +68,20 @@ def main() -> None:
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     keys = options.by.split(",")
-    (shown,) = load_all([options.sweep])
+    try:
+        (shown,) = load_all([options.sweep])
+    except TestbedError as exc:
+        parser.error(str(exc))
+    if not all("series" in part.row for part in shown.parts):
+        parser.error(f"{options.sweep} has no series to compare")
     points: dict[tuple[Any, ...], dict[str, Requests]] = defaultdict(dict)
     for part in shown.parts:
         points[tuple(value_of(part, key) for key in keys)][part.row["series"]] = requests_of(part)
     out: Any = None
     for place, series in points.items():
         windows = {name: one for name, one in series.items() if re.fullmatch(options.against, name)}
+        if not windows:
+            parser.error(f"--against {options.against} matches none of {', '.join(series)}")
         best = min(windows, key=lambda name: sum(windows[name]["latency_s"]))
         for name, own in series.items():
             row = {**dict(zip(keys, place, strict=True)), **compared(name, own, windows[best]), "best": best}
