@@ -22,10 +22,10 @@ MOST_AHEAD = 7
 
 def ahead(session: Session, round_: Round) -> int:
     """Number of further tokens that a stream may decode in the same call of the engine. There are none before its first
-    token, which is sent at once; after a window; where the target waits for windows or draws tokens; and where a speed
-    is guaranteed, since its scheduler plans every pass.
+    token, which is sent at once; after a window; where the target waits for windows or draws tokens; where each verdict
+    may hint that the UE drafts again; and where a speed is guaranteed, since its scheduler plans every pass.
     """
-    waits = session.waits or not session.got or len(round_.window.ids)
+    waits = session.waits or not session.got or len(round_.window.ids) or session.hinted
     if not session.alone or waits or session.drawn or session.speed_tps is not None:
         return 0
     return max(0, min(MOST_AHEAD, session.wanted - session.length - 1))

@@ -30,6 +30,8 @@ BLOCKS = {
     34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
 """Elements and bytes per block of the tensor types used for weights (ggml's `type_traits`)."""
+MOST_STRINGS = 2**22
+"""Strings of an array, at most."""
 MOST_ENTRIES, MOST_TENSORS = 2**14, 2**16
 MOST_DIMENSIONS = 4
 MOST_NAME, MOST_KEY = 63, 2**16 - 1
@@ -180,6 +182,8 @@ def _read_entry(cursor: _Cursor, header: Header) -> None:
 def _array(cursor: _Cursor) -> GgufArray:
     kind, count = cursor.number("<I"), cursor.number("<Q")
     if kind == STRING:
+        if count > MOST_STRINGS:
+            raise ValueError(f"an array of {count} strings; at most {MOST_STRINGS}")
         for _ in range(count):
             cursor.skip(cursor.number("<Q"))
         return GgufArray(kind, count, ())

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FILE = "tokenizer.json"
+MOST_IDS = 2**24
+"""Ids of a vocabulary, at most."""
 
 BESIDE_GGUF = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 """Files of a model directory that its GGUF file needs beside it, where there are any: tokenizer and end tokens."""
@@ -72,6 +74,8 @@ def _read(path: Path) -> tuple[list[Any], list[str]]:
         added = ((t["content"], t["id"]) for t in document.get("added_tokens", ()))
         ids: list[Any] = sorted({*tokens, *added}, key=lambda pair: (pair[1], pair[0]))
         merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
+        if wrong := next((repr(i) for _, i in ids if type(i) is not int or not 0 <= i < MOST_IDS), ""):
+            raise ValueError(f"an id of {wrong[:40]}")
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise ModelError(f"{file} cannot be read as a tokenizer: {exc}") from exc
     return ids, merges

@@ -223,7 +223,8 @@ def entry(value: bytes) -> bytes:
         (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0) + bytes(2**10), "ends within its header"),
         (entry(struct.pack("<IIQ", 9, 9, 1)), "type 9"),
         (entry(struct.pack("<IIQ", 9, 4, 2**62)), "ends within"),
-        (entry(struct.pack("<IIQ", 9, 8, 2**62)), "ends within"),
+        (entry(struct.pack("<IIQ", 9, 8, 2**62)), "strings; at most"),
+        (entry(struct.pack("<IIQ", 9, 8, 2**20)), "ends within"),
         (entry(struct.pack("<IQ", 8, 2**64 - 1)), "ends within"),
     ],
 )  # fmt: skip

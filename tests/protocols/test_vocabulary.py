@@ -160,3 +160,12 @@ def test_the_overlap_of_two_vocabularies(tmp_path: Path) -> None:
     assert overlap(empty, one) == Overlap(0, 6, 0, 0.0)
     with pytest.raises(ModelError, match="has no tokens"):
         overlap(one, empty)
+
+
+@pytest.mark.parametrize("number", [-1, 2**63, 1e300, 1.0, True, "1", float("inf")])
+def test_ids_that_no_row_can_have_are_refused(number: Any, tmp_path: Path) -> None:
+    """They ended an endpoint at its first request."""
+    directory = save(tmp_path / "ids", changed(vocab={**BPE["model"]["vocab"], "x": number}))
+    for read in (token_ids, fingerprint):
+        with pytest.raises(ModelError, match="tokenizer"):
+            read(directory)

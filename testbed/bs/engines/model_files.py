@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from testbed.files import json_object
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures whose verification is tested against transformers."""
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+EXPERT = re.compile(r"model\.layers\.\d{1,9}\.mlp\.experts\.(\d{1,9})\.")
 DTYPES = ("float32", "bfloat16")
 
 
@@ -24,6 +28,9 @@ class _ModelConfig(msgspec.Struct):
     hidden_size: Size
     num_attention_heads: Size
     max_position_embeddings: Size
+    num_hidden_layers: Size
+    intermediate_size: Size | None = None
+    num_experts: Size | None = None
     head_dim: Size | None = None
 
 
@@ -64,7 +71,7 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         )
     check_regular(directory)
     architecture, config = _config(directory)
-    _check_weights(directory)
+    check_shapes(directory, _check_weights(directory), config)
     rows, made_for = config.vocab_size, config.max_position_embeddings
     if not 2 <= (rows if vocab_size is None else vocab_size) <= rows:
         raise ModelError(f"the vocabulary has {vocab_size} tokens, but the head of {directory} {rows} rows")
@@ -81,21 +88,41 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
     )
 
 
-def _check_weights(directory: Path) -> None:
-    """Check that weight files are whole, by their headers."""
+def check_shapes(directory: Path, shapes: Mapping[str, tuple[int, ...]], config: _ModelConfig) -> None:
+    """Check that the weights are those of config.json, before an engine makes room for them by config.json alone.
+
+    Raises:
+        ModelError: another number of layers, or a tensor of another shape.
+    """
+    layers = {int(found[1]) for name in shapes if (found := LAYER.match(name))}
+    experts = {int(found[1]) for name in shapes if (found := EXPERT.match(name))}
+    counts = (("layers", layers, config.num_hidden_layers), ("experts", experts, config.num_experts))
+    for what, numbers, count in counts:
+        if numbers and count is not None and not len(numbers) == max(numbers) + 1 == count:
+            raise ModelError(f"{directory}: config.json says {count} {what}, the weights have {len(numbers)}")
+    wanted = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    for layer in sorted(layers):
+        name = f"model.layers.{layer}.mlp.gate_proj.weight"
+        wanted[name] = (config.intermediate_size or 0, config.hidden_size)
+    for name, shape in wanted.items():
+        if shapes.get(name, shape) != shape:
+            raise ModelError(f"{directory}: {name} has the shape {shapes[name]}; config.json says {shape}")
+
+
+def _check_weights(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Check that weight files are whole, by their headers; returns the shapes of their tensors."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise ModelError(f"no *.safetensors in {directory}: convert the weights with transformers' save_pretrained")
-    for path in files:
-        _check_file(path)
+    return {name: shape for path in files for name, shape in _shapes(path).items()}
 
 
-def _check_file(path: Path) -> None:
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy"):
-            pass
+        with safe_open(path, framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as exc:
         raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
 
@@ -106,9 +133,10 @@ def _config(directory: Path) -> tuple[str, _ModelConfig]:
     if not path.is_file():
         raise ModelError(f"no config.json in {directory}: is it a Hugging Face model?")
     config = json_object(path)
-    architecture = next(iter(config.get("architectures") or []), "none")
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else "none"
     if architecture not in ARCHITECTURES:
         raise ModelError(f"architecture {architecture} of {directory} is not supported: {', '.join(ARCHITECTURES)} are")
-    if missing := [name for name in _ModelConfig.__struct_fields__[:4] if name not in config]:
+    if missing := [name for name in _ModelConfig.__struct_fields__[:5] if name not in config]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
     return architecture, fields_of(config, _ModelConfig, path)

@@ -15,6 +15,7 @@ from testbed.files import json_object
 from testbed.llama.gguf_rules import EMBEDDING, NO_TOKEN, check_gguf
 from testbed.protocols.vocabulary import fingerprint, read_tokenizer, tokenizer_directory
 
+MOST_END_IDS = 256
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 
 
@@ -73,6 +74,8 @@ def describe(model: str) -> Target:
     """
     path = find(model)
     end_ids, rows, max_positions = _gguf(path) if path.is_file() else _directory(path)
+    if len(end_ids) > MOST_END_IDS or not all(0 <= token < rows for token in end_ids):
+        raise ModelError(f"{path}: end tokens are at most {MOST_END_IDS} ids of the {rows} rows")
     has_tokenizer = (tokenizer_directory(path) / "tokenizer.json").exists()
     ids = vocabulary(path) if has_tokenizer else rows
     if ids > rows:
@@ -80,7 +83,7 @@ def describe(model: str) -> Target:
     return Target(path, fingerprint(path) if has_tokenizer else "", ids, end_ids, max_positions)
 
 
-EndId = Annotated[int, msgspec.Meta(ge=0)]
+EndId = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 F = TypeVar("F", bound=msgspec.Struct)
 
@@ -124,7 +127,7 @@ def _gguf(path: Path) -> tuple[tuple[int, ...], int, int]:
     ends = _generation(path.parent)
     if ends is None:
         own = header.scalars.get("tokenizer.ggml.eos_token_id", NO_TOKEN)
-        ends = own if isinstance(own, int) and own != NO_TOKEN else None
+        ends = None if own == NO_TOKEN else own if type(own) is int else -1
     positions = header.scalars[f"{header.scalars['general.architecture']}.context_length"]
     return _end_ids(ends), header.tensors[EMBEDDING].shape[1], int(positions)
 

@@ -102,10 +102,9 @@ def _fit_all(
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as exc:
-        raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
+    from testbed.experiments.results.directory import write_text
+
+    write_text(path, json.dumps(document, allow_nan=False) + "\n")
     note(f"wrote {path}")
 
 

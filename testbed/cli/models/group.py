@@ -232,13 +232,14 @@ def card(
 
         testbed models card --out MODEL_CARD.md
     """
+    from testbed.experiments.results.directory import write_text
     from testbed.models.bundle import DATA
     from testbed.models.card import measure, render, shortfalls
 
     facts = measure(pair or DATA, problems, judged, note)
     text = render(facts)
     if out:
-        out.write_text(text, encoding="utf-8")
+        write_text(out, text)
     if as_json:
         print_json(facts)
     elif not out:

@@ -95,10 +95,11 @@ def _write(out: Path | None, steps: Any, models: Any, document: Mapping[str, Any
 
     from testbed.experiments.edge.fit import write_steps
     from testbed.experiments.plots.optim import fit_plot
+    from testbed.experiments.results.directory import write_text
     from testbed.optim.cost_fit import NODES, NodeFit
 
     write_steps(out / "steps.csv", steps)
-    (out / "fit.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_text(out / "fit.json", json.dumps(document, indent=1) + "\n")
     fit_plot(out, steps, models, {node: msgspec.convert(document[node], NodeFit) for node in NODES})
     note(f"wrote {out}: {', '.join(WRITTEN)}")
 

@@ -59,10 +59,12 @@ def record(run_dir: Path, interval_s: float = 1.0) -> TraceRecording:
     order = np.argsort(columns["t_s"], kind="stable")
     times_s = columns["t_s"][order] - columns["t_s"][order[0]]
     # a time on a boundary belongs to the interval that begins there, despite rounding (0.3 / 0.1 = 2.999…)
-    bins = np.floor(times_s / interval_s + 1e-9).astype(np.int64)
+    places = np.floor(times_s / interval_s + 1e-9)
+    if not places[-1] < MAX_SAMPLES:
+        n = places[-1] + 1
+        raise BadInput(f"{times_s[-1]:g} s in steps of {interval_s:g} s give {n:g} samples; the limit is {MAX_SAMPLES}")
+    bins = places.astype(np.int64)
     n = int(bins[-1]) + 1
-    if n > MAX_SAMPLES:
-        raise BadInput(f"{times_s[-1]:g} s in steps of {interval_s:g} s give {n} samples; the limit is {MAX_SAMPLES}")
     filled, starts = np.unique(bins, return_index=True)
     held = np.repeat(np.arange(len(filled)), np.diff(filled, append=n))
     samples = {

@@ -55,6 +55,19 @@ def test_the_files_own_end_token(
     assert describe(str(write_gemma3(tmp_path / "model.gguf"))).end_ids == ends
 
 
+@pytest.mark.parametrize("number", [-5, 2**31 - 1])
+def test_an_end_token_of_a_signed_type_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    add = gguf.GGUFWriter.add_tokenizer_model
+
+    def with_end(self: gguf.GGUFWriter, model: str) -> None:
+        add(self, model)
+        self.add_int32("tokenizer.ggml.eos_token_id", number)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_model", with_end)
+    with pytest.raises(ModelError, match="end tokens are at most"):
+        describe(str(write_gemma3(tmp_path / "model.gguf")))
+
+
 def test_files_that_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("notes")
     with pytest.raises(ModelError, match="not a GGUF file"):

@@ -106,6 +106,8 @@ def test_intervals_that_make_no_sense(tmp_path: Path) -> None:
     for interval_s in (0.0, -1.0, math.nan, math.inf):
         refuse(lambda i=interval_s: record(tmp_path, i), BadInput, "must be positive and finite")
     refuse(lambda: record(tmp_path, 1e-4), BadInput, "the limit is 1000000")
+    write_run(tmp_path, [state(0.0, 1.0), state(1e19, 1.0)])
+    refuse(lambda: record(tmp_path), BadInput, "the limit is 1000000")
 
 
 def test_the_command_writes_and_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
