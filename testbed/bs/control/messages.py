@@ -42,6 +42,8 @@ class RoundSeen(_ControlMessage, frozen=True):
     """θ by which it did."""
     ahead: bool = False
     """Whether it was drafted ahead: its drafting time includes the guess of the token before it."""
+    stay_s: float = 0.0
+    """Time in the queue and in the pass."""
 
 
 class SessionEnded(_ControlMessage, frozen=True):

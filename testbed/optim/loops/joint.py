@@ -22,6 +22,8 @@ from testbed.optim.loops.state import CellState
 Bools = npt.NDArray[np.bool_]
 TURNS = 2
 """Updates of μ, and of the mean pass."""
+MIXES = (0.25, 0.5, 0.75)
+"""Shares of the UEs that answer to the last price, of those whose choices differ from the turn before."""
 KEEP = 4
 """Choices of each UE that are weighed after the first turn: the best ones at its prices."""
 WIDE, NARROW = 20.0, 0.5
@@ -55,8 +57,13 @@ class _Solution(NamedTuple):
     shares: Array
     times_s: Array
     value: float
-    score: float
-    """The value, with the advantage of present choices."""
+    scores: Array
+    """[n] worths, with the advantage of present choices."""
+
+    @property
+    def score(self) -> float:
+        """What solutions are compared by."""
+        return float(self.scores.sum())
 
 
 class _Menu(NamedTuple):
@@ -149,15 +156,27 @@ class _Search:
     def solved(self) -> _Solution:
         """The best solution over the turns."""
         middle = self._settled(self.rounds.allowed.argmax(axis=1), self.rounds.promise > 0)
-        best, last = middle, middle
+        turns = [middle]
         for turn in range(TURNS):
-            choices = self._choices(last)
+            choices = self._choices(turns[-1])
             found = [self._settled(columns, kept) for columns, kept in self._responses(choices)]
-            last = max(found, key=lambda one: one.score)
-            best = max(best, last, key=lambda one: one.score)
+            turns.append(max(found, key=lambda one: one.score))
             if turn == 0:
                 self.menu = self.menu.best(self._worth(choices), KEEP)
-        return best
+        return max(*turns, *self._between(*turns[-2:]), key=lambda one: one.score)
+
+    def _between(self, one: _Solution, other: _Solution) -> list[_Solution]:
+        """Solutions between those of the last two turns: where equal UEs have equal choices, all of them answer to a
+        price, whereas the best may be that some of them do.
+        """
+        differ = np.flatnonzero(one.columns != other.columns)
+        order = differ[np.argsort(one.scores[differ] - other.scores[differ], kind="stable")]
+        found = []
+        for share in MIXES if len(differ) > 1 else ():
+            moved = np.isin(np.arange(len(one.columns)), order[: max(1, round(share * len(order)))])
+            columns = np.where(moved, other.columns, one.columns)
+            found.append(self._settled(columns, np.where(moved, other.kept, one.kept)))
+        return found
 
     def _worth(self, choices: _Choices) -> Array:
         """[n, r] values of the menu's choices at the present price, whether promises are kept or not."""
@@ -251,7 +270,7 @@ class _Search:
         times = times_s(fixed_s, air_s, shares)
         worth = self.objective.worths(gain, chosen.tokens, times, rounds.promise)
         score = np.where(columns == self.present, self.objective.favoured(worth, self.stay), worth)
-        return _Solution(columns, kept, shares, times, float(worth.sum()), float(score.sum()))
+        return _Solution(columns, kept, shares, times, float(worth.sum()), score)
 
     def decision(self, found: _Solution) -> Decision:
         """The solution as the loops carry it out."""

@@ -20,7 +20,8 @@ for drafting it and R for the rest of a round, a window takes (1 − h)·K·d + 
 at the BS. A void window follows each miss: bits and drafted tokens are those of 2 − h windows, and the air takes
 c·(1/(1 + h) + 1 − h).
 
-With window 0 the BS decodes alone: every pass yields a token, so that E = 1, p = 1, h = 1, A = c = 0 and T_i = P.
+With window 0 the BS decodes alone: p of the passes yield a token, all of them unless the scheduler leaves requests
+waiting, so that E = 1, h = 1/p, A = c = 0.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class RoundChoices:
             (times.a + times.b_compute * (cached + new)) * new + times.b_read * cached,
             (window * draft_j + bits * bit_j) * (1 + void),
             reached * risk,
-            np.where(drafts, joins, 1.0),
-            np.where(drafts, cell.waits, 1.0),
+            np.where(drafts, joins, cell.served),
+            np.where(drafts, cell.waits, 1 / cell.served),
             overlap,
             drafting_s,
             missed,
@@ -143,11 +144,9 @@ class RoundChoices:
         """a and k of the time a + k/z of a round, in the table's shape."""
         activity = self.activity.reshape((-1,) + (1,) * (table.tokens.ndim - 1))
         at_bs_s = (1 - table.joins) * table.pass_s + table.waits * pass_s
-        hidden_s, drafting_s = (
-            table.fixed_s + at_bs_s * table.overlap,
-            table.drafting_s + at_bs_s * table.drafting_overlap,
-        )
-        return np.maximum(hidden_s, drafting_s) + table.air_s * (1 - activity), table.air_s * activity
+        drafting_s = table.drafting_s + at_bs_s * table.drafting_overlap
+        rest_s = np.maximum(table.fixed_s + at_bs_s * table.overlap, drafting_s)
+        return rest_s + table.air_s * (1 - activity), table.air_s * activity
 
     def column(self, mode: int, window: int) -> int:
         """Column of a mode and a window."""

@@ -91,7 +91,7 @@ class CellState:
     """A cell: its UEs with a response in progress, and the verifier that they share.
 
     Raises:
-        BadInput: no UE.
+        BadInput: no UE, or rounds that cannot be.
     """
 
     ues: Sequence[UeState]
@@ -101,9 +101,13 @@ class CellState:
     """h: passes that a round stays at the BS on average: its own, and what is left of the one before."""
     pass_s: float = 0.0
     """Mean pass at present, for UEs with `joins_at`."""
+    served: float = 1.0
+    """Rounds per pass of a UE for which the BS decodes alone; below 1 where the scheduler leaves requests waiting."""
 
     def __post_init__(self) -> None:
         if not self.ues:
             raise BadInput("nothing to decide: no UE decodes")
         if not self.waits >= 1:
             raise BadInput(f"a round stays for at least its own pass, not {self.waits:g}")
+        if not 0 < self.served <= 1:
+            raise BadInput(f"a UE has at most one round in a pass, and some in the long run, not {self.served:g}")

@@ -8,6 +8,8 @@ MEMORY = 32.0
 """Memory of the estimates, in passes."""
 CROWDED = 0.1
 """What a token more of each UE that drafts adds to a pass, relative to it, from which on all of them count."""
+MOST_ALIKE = 4096.0
+"""Largest s."""
 START_OWN = 1.0
 """Drafted tokens of a UE per pass before it has drafted, with the weight of one pass."""
 
@@ -49,8 +51,10 @@ class PassLoad:
     @property
     def alike(self) -> float:
         """s"""
-        own = self._own / self._active
-        return 1 + self._others / self._passes / own if own > 0 and self._passes else 1.0
+        if not self._passes:
+            return 1.0
+        own, others = self._own / self._active, self._others / self._passes
+        return 1 + others / own if others < MOST_ALIKE * own else MOST_ALIKE if others else 1.0
 
     @property
     def token_s(self) -> float:

@@ -65,3 +65,14 @@ def test_the_setting_is_the_best_for_equal_ues_together(ues: int) -> None:
 def test_more_ues_choose_shorter_chunks() -> None:
     chunks = [one.chunk for ues in (1, 64) if (one := beside(ues, 0.8, 0.023, 0.0023).setting)]
     assert len(chunks) == 2 and chunks[1] < chunks[0]
+
+
+def test_what_a_base_station_says_of_others_is_bounded() -> None:
+    """It says that others drafted 2³¹ tokens in each pass, in which this UE has none."""
+    choice = StreamChoice(8, alone=False)
+    for turn in range(30_000):
+        choice.drafted(0.003)
+        choice.compared(1, 0)
+        choice.linked(0.05)
+        choice.passed(0, 86_400.0 if turn % 2 else 0.0, 1, 2**31 if turn % 2 else 1)
+    assert choice.setting is not None and all(np.isfinite(choice.times))

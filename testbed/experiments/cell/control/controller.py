@@ -36,11 +36,14 @@ MARGIN = 1.1
 """Speed that the decision plans for a promise, relative to the promised one: rounds vary around their mean."""
 PASSES_S = 1.0
 """Memory of what is measured of the verifier."""
+UNSERVED = 0.1
+"""Weight with which UEs are taken to be in every pass while the base station decodes for them alone, beside what is
+measured: nothing is while it does for none."""
 START_PASS_S = 0.02
 """Mean pass before any was measured."""
 FIRST_WINDOW = 2
 """Window of UEs that are not known yet: a short one, so that their times are known soon."""
-LEAST_JOINS, LEAST_ACTIVITY = 0.01, 0.01
+LEAST_JOINS, LEAST_ACTIVITY, LEAST_PASS_S = 0.01, 0.01, 1e-6
 LEAST_WORTH = 1e-9
 """Worth of a token that costs more energy than it is worth, for the order of batches."""
 OWN_SIZES = Sizes(hidden_size=1)
@@ -99,6 +102,8 @@ class JointController:
         self._joins = {number: Mean(PASSES_S, 0.5) for number in self._numbers}
         self._rounds = dict.fromkeys(self._numbers, 0)
         self._before, self._pass_s = _Counts(clock.time()), Mean(PASSES_S, START_PASS_S)
+        self._served, self._silent = Mean(PASSES_S), set[int]()
+        """UEs for which the base station decoded alone at the last step."""
         self._tallies: Sequence[UeTally] = ()
 
     async def run(self, tallies: Sequence[UeTally]) -> None:
@@ -135,15 +140,20 @@ class JointController:
         self._meter.update(now.time_s, passed_s, silent)
         if passes > 0:
             self._pass_s.add((now.busy_s - before.busy_s) / passes, passed_s)
+        self._served.add(1.0, UNSERVED * passed_s)
         if passed_s > 0:
             self._busy.add(min(1.0, (now.busy_s - before.busy_s) / passed_s), passed_s)
         for number, mean in self._joins.items():
             ue = known[number]
             rounds = 0 if ue is None else ue.rounds
             if passes > 0:
+                share = min(1.0, (rounds - self._rounds[number]) / passes)
                 if number not in silent:
-                    mean.add(min(1.0, (rounds - self._rounds[number]) / passes), passed_s)
+                    mean.add(share, passed_s)
+                elif ue is not None and ue.sessions and number in self._silent:
+                    self._served.add(share, passed_s / len(silent))
                 self._rounds[number] = rounds
+        self._silent = silent
 
     def _state(self, number: int, ue: UeEstimates) -> UeState:
         group, power, most = self._members[number], self._members[number].power, self._members[number].window
@@ -195,8 +205,11 @@ class JointController:
 
     @property
     def _waits(self) -> float:
-        """Passes that a round stays: its own, and half of the one before while the BS is busy."""
-        return 1 + self._busy.value / 2
+        """Passes that a round stays: as measured; before, its own, and half of the one before while the BS is busy."""
+        stay_s = self._estimates.stay_s.value
+        if not stay_s:
+            return 1 + self._busy.value / 2
+        return max(1.0, stay_s / max(self._pass_s.value, LEAST_PASS_S))
 
     @property
     def _first(self) -> int:
@@ -231,8 +244,10 @@ class JointController:
         ues = [self._state(number, ue) for number, ue in active]
         weighted = self._config.radio.scheduler == "weights"
         fixed = [self._radio.ports[number][True].weight if weighted else 1.0 for number, _ in active]
+        served = max(LEAST_JOINS, self._served.value)
+        state = CellState(ues, self._passes, self._waits, self._pass_s.value, served)
         return decide(
-            CellState(ues, self._passes, self._waits, self._pass_s.value), objective(control.objective),
+            state, objective(control.objective),
             Prices(joule=control.joule_tokens, risk=control.risk_tokens),
             weights=None if control.weights == "joint" else fixed,
             current=[self._current(number, ue) for number, ue in active],

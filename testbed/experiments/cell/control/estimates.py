@@ -86,11 +86,13 @@ class CellEstimates:
     Attributes:
         changed: called when a response begins or ends.
         ues: estimates by identity.
+        stay_s: time of a round at the base station, of those with drafted tokens that were not drafted ahead.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.ues: dict[bytes, UeEstimates] = {}
+        self.stay_s = Mean(ROUNDS)
 
     def tell(self, event: Event) -> None:
         """Learn from a committed round, or from the end of a session."""
@@ -98,6 +100,8 @@ class CellEstimates:
             ue = self.ues.setdefault(event.ue, UeEstimates())
             begins = event.session not in ue.sessions
             ue.learn(event)
+            if event.drafted and not event.ahead and not begins:
+                self.stay_s.add(event.stay_s)
             if begins:
                 self.changed()
         elif (known := self.ues.get(event.ue)) is not None and event.session in known.sessions:
