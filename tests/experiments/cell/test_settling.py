@@ -24,7 +24,7 @@ from testbed.experiments.cell.tally import UeTally
 
 HEADER = "t_s,uplink_mbps,downlink_mbps,rtt_ms,per_up,per_down,snr_db"
 STEP_S, END_S = 6.0, 14.0
-WINDOWS, WEIGHTS = 50, 100
+WINDOWS, WEIGHTS = 60, 100
 """Decisions after a step until no window changes any more, and until weights stay near their later mean."""
 NEAR = 0.25
 LATER = 50
