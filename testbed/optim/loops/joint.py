@@ -22,7 +22,7 @@ from testbed.optim.loops.state import CellState
 Bools = npt.NDArray[np.bool_]
 TURNS = 2
 """Updates of μ, and of the mean pass."""
-MIXES = (0.25, 0.5, 0.75)
+MIXES = (0.5, 0.25, 0.75)
 """Shares of the UEs that answer to the last price, of those whose choices differ from the turn before."""
 KEEP = 4
 """Choices of each UE that are weighed after the first turn: the best ones at its prices."""
@@ -173,6 +173,8 @@ class _Search:
         order = differ[np.argsort(one.scores[differ] - other.scores[differ], kind="stable")]
         found = []
         for share in MIXES if len(differ) > 1 else ():
+            if found and found[0].score < max(one.score, other.score):
+                break  # half of them is no better than none or all
             moved = np.isin(np.arange(len(one.columns)), order[: max(1, round(share * len(order)))])
             columns = np.where(moved, other.columns, one.columns)
             found.append(self._settled(columns, np.where(moved, other.kept, one.kept)))
