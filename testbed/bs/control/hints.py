@@ -73,7 +73,7 @@ class DecidedHints:
         self._tell(
             RoundSeen(
                 *session.key, drafted, accepted, round_.cached, round_.draft_s, len(found) if judged else None, kept,
-                threshold(session, round_), round_.guess is not None, round_.queue_s + round_.verify_s,
+                threshold(session, round_), round_.guess is not None, round_.queue_s + round_.verify_s, round_.new,
             )
         )  # fmt: skip
         decided, protocol = self._of(session), ""

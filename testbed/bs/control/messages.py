@@ -44,6 +44,8 @@ class RoundSeen(_ControlMessage, frozen=True):
     """Whether it was drafted ahead: its drafting time includes the guess of the token before it."""
     stay_s: float = 0.0
     """Time in the queue and in the pass."""
+    new: int = 0
+    """Tokens computed, those found in the prefix cache left out."""
 
 
 class SessionEnded(_ControlMessage, frozen=True):

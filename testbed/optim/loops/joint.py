@@ -171,7 +171,7 @@ class _Search:
         """
         differ = np.flatnonzero(one.columns != other.columns)
         order = differ[np.argsort(one.scores[differ] - other.scores[differ], kind="stable")]
-        found = []
+        found: list[_Solution] = []
         for share in MIXES if len(differ) > 1 else ():
             if found and found[0].score < max(one.score, other.score):
                 break  # half of them is no better than none or all
@@ -191,10 +191,11 @@ class _Search:
         rounds, menu = self.rounds, self.menu
         chosen = rounds.table.chosen(last.columns)
         gain = self._counted(self.gain[np.arange(len(last.columns)), last.columns], last.kept)
-        price = float((chosen.waits * self.objective.slope(gain, last.times_s)).sum())
-        fixed_s, air_s = rounds.terms(menu.table, rounds.pass_s(chosen))
+        pass_s = rounds.pass_s(chosen)
+        price = float((chosen.waits * chosen.overlap * self.objective.slope(gain, last.times_s)).sum())
+        fixed_s, air_s = rounds.terms(menu.table, pass_s)
         lower = np.broadcast_to(self.least[:, None], fixed_s.shape)
-        extra = price * menu.table.joins * menu.table.pass_s
+        extra = price * rounds.lengthens(chosen, pass_s) * rounds.joins(menu.table, pass_s) * menu.table.pass_s
         if not self.promises:
             return _Choices(menu.gain, fixed_s, air_s, lower, menu.allowed, extra, menu.present)
         promise = rounds.promise[:, None]

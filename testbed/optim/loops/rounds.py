@@ -2,7 +2,8 @@
 
 Symbols of UE i with window K in some mode: E tokens committed per round, A time of drafting and of round trips, c time
 on an uplink of its own (bits over rate), q share of its time with data for the uplink, s its part of a pass, p its
-rounds per pass (of each choice, where it is known at which one it was measured), φ its radio weight.
+rounds per pass (P/T of each choice, relative to the one at which it was measured, where that is known), φ its radio
+weight.
 
 UEs share the uplink in proportion to their weights, those that have data (discriminatory processor sharing). While UE i
 sends, it finds UE j sending with probability q_j (Bard and Schweitzer's approximation), so that it is on the air for
@@ -10,7 +11,8 @@ sends, it finds UE j sending with probability q_j (Bard and Schweitzer's approxi
     c·(1 + Σ_{j≠i} q_j·φ_j / φ_i) = c·(1 − q_i) + c·q_i / z_i        with z_i = q_i·φ_i / Σ_j q_j·φ_j, Σ z = 1.
 
 q = 1 for all is a band divided into fixed shares z, as in edge-SD. A pass takes P = c_0 + Σ p_i·s_i (WISP eq. 19 at the
-mean pass); a round stays for h passes and, unless it is in every pass, is in its own: W = h·P + (1 − p_i)·s_i. So
+mean pass, c_0 with the prompts that passes compute); a round stays for h passes and, unless it is in every pass, is in
+its own: W = h·P + (1 − p_i)·s_i. So
 
     T_i = A + c·(1 − q) + (1 − p)·s + h·P + c·q / z = a + k / z,      speed v_i = E / T_i.
 
@@ -35,6 +37,11 @@ import numpy.typing as npt
 
 from testbed.optim.loops.state import LEAST_BPS, CellState, UeState
 
+PASS_STEPS = 6
+"""Steps towards the fixed point of the mean pass and the rounds per pass."""
+LONGER, LEAST_ROOM = 1.05, 0.2
+"""Factor by which a pass is made longer to see how many more rounds join it, and least share of what is added that is
+not added again by these rounds."""
 LEAST_S = 1e-6
 """Least time of a round."""
 Array = npt.NDArray[np.float64]
@@ -64,6 +71,8 @@ class RoundTable(NamedTuple):
     drafting_s: Array
     drafting_overlap: Array
     """A and the factor where drafting takes longer than R; the same as the others without lookahead."""
+    round_s: Array
+    """T at the present pass; 0 where p is given, whatever the pass."""
 
     def chosen(self, columns: IntArray) -> RoundTable:
         """One choice of each UE."""
@@ -86,7 +95,7 @@ class RoundChoices:
         columns = [(ue.activity, ue.joins, ue.speed_tps or 0.0) for ue in ues]
         self.activity, joins, self.promise = _rows(columns).T.copy()
         self.table = self._table(cell, joins, window.astype(np.float64))
-        self.base_s = cell.passes.c
+        self.base_s, self.present_s = cell.passes.c + cell.prompts_s, cell.pass_s
 
     def _table(self, cell: CellState, joins: Array, window: Array) -> RoundTable:
         ues, times, count = cell.ues, cell.passes, self.modes
@@ -98,12 +107,12 @@ class RoundChoices:
         )
         drafts = window > 0
         alpha = _by_position([mode.acceptance for mode in flat], self.width).reshape(len(ues), count, -1)
-        known = [(u.backlog_bits, u.draft_s, u.link_s, u.rate_bps, u.cached, u.draft_j, u.bit_j) for u in ues]
+        known = [(u.backlog_bits, u.draft_s, u.link_s, u.rate_bps, u.cached, u.extra, u.draft_j, u.bit_j) for u in ues]
         columns = _rows(known).T[:, :, None, None]
-        backlog, draft_s, link_s, rate, cached, draft_j, bit_j = columns
+        backlog, draft_s, link_s, rate, cached, extra, draft_j, bit_j = columns
         bits = (backlog + fixed) * drafts + window * (token + asked * asked_bits)
         trips = (2 - (1 - asked) ** window) * drafts
-        new = window + 1
+        new = window + 1 + extra
         whole = np.cumprod(alpha, axis=2)
         tokens = np.cumsum(whole, axis=2)
         hit = np.zeros(1)
@@ -115,10 +124,11 @@ class RoundChoices:
         hidden_s = missed * own_s + (further_s + trips * link_s) * overlap
         drafting_s = missed * (own_s + trips * link_s) + further_s
         air_s = bits / np.maximum(rate, LEAST_BPS) * (overlap + void)
-        joins = joins[:, None, None]
+        joins, round_s = joins[:, None, None], np.zeros(1)
         if any(ue.joins_at is not None for ue in ues):
             at_bs_s = cell.waits * cell.pass_s
-            joins = _joins(ues, joins, np.maximum(hidden_s + at_bs_s * overlap, drafting_s + at_bs_s * missed) + air_s)
+            round_s = np.maximum(hidden_s + at_bs_s * overlap, drafting_s + at_bs_s * missed) + air_s
+            joins, round_s = _joins(ues, joins, round_s)
         reached = np.concatenate([np.zeros_like(tokens[:, :, :1]), tokens[:, :, :-1]], axis=2)
         parts = (
             tokens,
@@ -132,18 +142,39 @@ class RoundChoices:
             overlap,
             drafting_s,
             missed,
+            round_s * drafts,
         )
         shape = (len(ues), count, len(window))
         return RoundTable(*(np.broadcast_to(part, shape).reshape(len(ues), -1) for part in parts))
 
     def pass_s(self, chosen: RoundTable) -> float:
-        """P: the mean pass with these choices, [n]."""
-        return self.base_s + float(chosen.joins @ chosen.pass_s)
+        """P: the mean pass with these choices, [n]; where p depends on it, their fixed point."""
+        found = max(self.present_s, self.base_s)
+        for _ in range(PASS_STEPS if self.present_s else 1):
+            found = self.base_s + float(self.joins(chosen, found) @ chosen.pass_s)
+        return found
+
+    def lengthens(self, chosen: RoundTable, pass_s: float) -> float:
+        """By how much P grows with these choices, [n], for each second that is added to a pass of `pass_s`: 1 or more,
+        since UEs join longer passes with more of their rounds.
+        """
+        if not self.present_s:
+            return 1.0
+        before, after = (float(self.joins(chosen, factor * pass_s) @ chosen.pass_s) for factor in (1.0, LONGER))
+        return 1 / max(LEAST_ROOM, 1 - (after - before) / ((LONGER - 1) * pass_s))
+
+    def joins(self, table: RoundTable, pass_s: float) -> Array:
+        """p at a mean pass, in the table's shape: the rest of a round does not depend on it."""
+        if not self.present_s:
+            return table.joins
+        round_s = table.round_s + table.waits * table.overlap * (pass_s - self.present_s)
+        scaled = table.joins * table.round_s / np.maximum(round_s, LEAST_S) * (pass_s / self.present_s)
+        return np.where(table.round_s > 0, np.minimum(scaled, 1.0), table.joins)
 
     def terms(self, table: RoundTable, pass_s: float) -> tuple[Array, Array]:
         """a and k of the time a + k/z of a round, in the table's shape."""
         activity = self.activity.reshape((-1,) + (1,) * (table.tokens.ndim - 1))
-        at_bs_s = (1 - table.joins) * table.pass_s + table.waits * pass_s
+        at_bs_s = (1 - self.joins(table, pass_s)) * table.pass_s + table.waits * pass_s
         drafting_s = table.drafting_s + at_bs_s * table.drafting_overlap
         rest_s = np.maximum(table.fixed_s + at_bs_s * table.overlap, drafting_s)
         return rest_s + table.air_s * (1 - activity), table.air_s * activity
@@ -157,14 +188,16 @@ class RoundChoices:
         return columns // self.width, columns % self.width
 
 
-def _joins(ues: Sequence[UeState], joins: Array, times_s: Array) -> Array:
-    """[n, modes, width] rounds per pass: those at `joins_at`, in inverse proportion to the time of a round."""
+def _joins(ues: Sequence[UeState], joins: Array, times_s: Array) -> tuple[Array, Array]:
+    """[n, modes, width] rounds per pass: those at `joins_at`, in inverse proportion to the time of a round; and this
+    time, 0 of UEs whose rounds per pass are given.
+    """
     known = [ue.joins_at or (0, 0) for ue in ues]
     modes, windows = (np.minimum([one[at] for one in known], times_s.shape[1 + at] - 1) for at in (0, 1))
     whole = np.broadcast_to(times_s, (len(ues), *times_s.shape[1:]))
     scaled = joins * whole[np.arange(len(ues)), modes, windows][:, None, None] / np.maximum(whole, LEAST_S)
     given = np.array([ue.joins_at is None for ue in ues])[:, None, None]
-    return np.where(given, joins, np.minimum(scaled, 1.0))
+    return np.where(given, joins, np.minimum(scaled, 1.0)), np.where(given, 0.0, whole)
 
 
 def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:

@@ -67,6 +67,8 @@ class UeState:
     """Mode and window at which `joins` holds, longer rounds join fewer passes; None: it holds for all of them."""
     cached: float = 0.0
     """Tokens of its committed prefix in the BS's cache."""
+    extra: float = 0.0
+    """Tokens that a pass computes for it beside its window and one."""
     backlog_bits: float = 0.0
     """Bits that wait on its uplink before the next round's."""
     draft_j: float = 0.0
@@ -82,7 +84,7 @@ class UeState:
             raise BadInput("a UE needs a way of carrying rounds, with an acceptance rate")
         if not (0 < self.activity <= 1 and 0 <= self.joins <= 1):
             raise BadInput(f"activity lies in (0, 1] and joins in [0, 1], not {self.activity:g} and {self.joins:g}")
-        if not all(value >= 0 for value in (self.rate_bps, self.draft_s, self.link_s, self.backlog_bits)):
+        if not all(value >= 0 for value in (self.rate_bps, self.draft_s, self.link_s, self.backlog_bits, self.extra)):
             raise BadInput("rates, times and backlogs must be 0 or more")
 
 
@@ -101,6 +103,8 @@ class CellState:
     """h: passes that a round stays at the BS on average: its own, and what is left of the one before."""
     pass_s: float = 0.0
     """Mean pass at present, for UEs with `joins_at`."""
+    prompts_s: float = 0.0
+    """Time of a pass for prompts, whatever is decided."""
     served: float = 1.0
     """Rounds per pass of a UE for which the BS decodes alone; below 1 where the scheduler leaves requests waiting."""
 
@@ -109,5 +113,7 @@ class CellState:
             raise BadInput("nothing to decide: no UE decodes")
         if not self.waits >= 1:
             raise BadInput(f"a round stays for at least its own pass, not {self.waits:g}")
+        if not self.prompts_s >= 0:
+            raise BadInput(f"prompts take 0 s or more, not {self.prompts_s:g}")
         if not 0 < self.served <= 1:
             raise BadInput(f"a UE has at most one round in a pass, and some in the long run, not {self.served:g}")

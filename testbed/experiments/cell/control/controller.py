@@ -102,6 +102,7 @@ class JointController:
         self._joins = {number: Mean(PASSES_S, 0.5) for number in self._numbers}
         self._rounds = dict.fromkeys(self._numbers, 0)
         self._before, self._pass_s = _Counts(clock.time()), Mean(PASSES_S, START_PASS_S)
+        self._prompts_s = Mean(PASSES_S)
         self._served, self._silent = Mean(PASSES_S), set[int]()
         """UEs for which the base station decoded alone at the last step."""
         self._tallies: Sequence[UeTally] = ()
@@ -139,6 +140,8 @@ class JointController:
         silent = {number for number, ue in known.items() if ue is not None and ue.window == 0}
         self._meter.update(now.time_s, passed_s, silent)
         if passes > 0:
+            prompts, self._estimates.prompts = self._estimates.prompts, []
+            self._prompts_s.add(sum(self._passes.share_s(*one) for one in prompts) / passes, passed_s)
             self._pass_s.add((now.busy_s - before.busy_s) / passes, passed_s)
         self._served.add(1.0, UNSERVED * passed_s)
         if passed_s > 0:
@@ -158,7 +161,7 @@ class JointController:
     def _state(self, number: int, ue: UeEstimates) -> UeState:
         group, power, most = self._members[number], self._members[number].power, self._members[number].window
         profile = self._profiles[group.profile]
-        sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most)
+        sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most, self._estimates.typical)
         modes = [
             ahead(
                 judged(
@@ -190,6 +193,7 @@ class JointController:
             joins=max(LEAST_JOINS, joins),
             joins_at=(mode, window),
             cached=ue.cached,
+            extra=ue.extra.value,
             draft_j=power.draft_w * ue.draft_s.value if power else 0.0,
             bit_j=power.transmit_w / rate_bps if power and rate_bps > 0 else 0.0,
         )
@@ -245,7 +249,8 @@ class JointController:
         weighted = self._config.radio.scheduler == "weights"
         fixed = [self._radio.ports[number][True].weight if weighted else 1.0 for number, _ in active]
         served = max(LEAST_JOINS, self._served.value)
-        state = CellState(ues, self._passes, self._waits, self._pass_s.value, served)
+        times_s = self._pass_s.value, self._prompts_s.value
+        state = CellState(ues, self._passes, self._waits, *times_s, served)
         return decide(
             state, objective(control.objective),
             Prices(joule=control.joule_tokens, risk=control.risk_tokens),

@@ -17,6 +17,11 @@ FORGET = 0.99
 """Weight of the past in the acceptance rates, per round."""
 START, START_TOKENS = 0.8, 8.0
 """Acceptance rate before any round, and its weight in drafted tokens."""
+TYPICAL_TOKENS = 64.0
+"""Weight of the acceptance rate of all UEs in that of each of them, in drafted tokens: of many equal UEs, some would
+otherwise be taken for better ones by chance."""
+FORGET_ALL = 0.999
+"""Weight of the past in the acceptance rate of all UEs, per round."""
 SHARED_TOKENS = 32.0
 """Weight of the mean acceptance rate in that of each position, in drafted tokens."""
 
@@ -41,6 +46,8 @@ class UeEstimates:
         self.threshold: float | None = None
         self.lookahead: int | None = None
         self.draft_s, self.mean_window, self.cached = Mean(ROUNDS), Mean(ROUNDS), 0
+        self.extra = Mean(ROUNDS)
+        """Tokens computed beside a window and one: those after the last whole block of the prefix cache."""
         self.asked = Mean(ROUNDS)
         """Hidden states per drafted token that a protocol which requests them would request: those of candidates."""
         self.judgements = Judgements()
@@ -53,6 +60,8 @@ class UeEstimates:
         drafted, first = seen.drafted, seen.session not in self.sessions
         self.sessions.add(seen.session)
         self.rounds, self.cached = self.rounds + 1, seen.cached
+        if not first:  # which computes the prompt
+            self.extra.add(max(0, seen.new - drafted - 1))
         if not drafted:
             return
         self.mean_window.add(drafted)
@@ -73,9 +82,11 @@ class UeEstimates:
         """The window that it drafts, of 1 token or more."""
         return max(1, round(self.mean_window.value))
 
-    def acceptance(self, most: int) -> tuple[float, ...]:
-        """α by position, up to a window of `most`: each position's own, drawn to the mean of all."""
-        mean = (self._accepted.sum() + START * START_TOKENS) / (self._tried.sum() + START_TOKENS)
+    def acceptance(self, most: int, typical: float) -> tuple[float, ...]:
+        """α by position, up to a window of `most`: each position's own, drawn to the mean of all, and that to the one
+        of all UEs.
+        """
+        mean = (self._accepted.sum() + typical * TYPICAL_TOKENS) / (self._tried.sum() + TYPICAL_TOKENS)
         own = (self._accepted[:most] + SHARED_TOKENS * mean) / (self._tried[:most] + SHARED_TOKENS)
         return tuple(own.tolist())
 
@@ -87,12 +98,20 @@ class CellEstimates:
         changed: called when a response begins or ends.
         ues: estimates by identity.
         stay_s: time of a round at the base station, of those with drafted tokens that were not drafted ahead.
+        prompts: tokens computed and found in the prefix cache by each first round, until somebody takes them.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.ues: dict[bytes, UeEstimates] = {}
         self.stay_s = Mean(ROUNDS)
+        self._accepted, self._tried = START * START_TOKENS, START_TOKENS
+        self.prompts: list[tuple[int, int]] = []
+
+    @property
+    def typical(self) -> float:
+        """Acceptance rate of all UEs."""
+        return self._accepted / self._tried
 
     def tell(self, event: Event) -> None:
         """Learn from a committed round, or from the end of a session."""
@@ -100,9 +119,12 @@ class CellEstimates:
             ue = self.ues.setdefault(event.ue, UeEstimates())
             begins = event.session not in ue.sessions
             ue.learn(event)
+            self._accepted = FORGET_ALL * self._accepted + event.accepted
+            self._tried = FORGET_ALL * self._tried + event.accepted + (event.accepted < event.drafted)
             if event.drafted and not event.ahead and not begins:
                 self.stay_s.add(event.stay_s)
             if begins:
+                self.prompts.append((event.new, event.cached))
                 self.changed()
         elif (known := self.ues.get(event.ue)) is not None and event.session in known.sessions:
             known.sessions.remove(event.session)
