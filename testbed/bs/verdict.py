@@ -106,7 +106,9 @@ def verdict(session: Session, round_: Round, kept: Kept, hint: Hint, now_s: floa
         window=hint.window,
         kept=sum(position < kept.accepted for position in positions),
         risk=single(session.risk),
-        base_len=round_.base_len if session.stream else None,
+        base_len=session.length - kept.accepted - (kept.token is not None)
+        if session.stream or session.hinted
+        else None,
         draft=round_.draft,
         joined=len(round_.window.ids) if session.stream else 0,
         protocol=hint.protocol,

@@ -244,7 +244,8 @@ class Verdict(Message, frozen=True):
     risk: float = 0.0
     """Risk that the response has spent so far under judge `budget`: −Σ ln(1 − p) over the kept mismatches."""
     base_len: int | None = None
-    """Of a round in a stream: length of the prefix that it continued; None elsewhere."""
+    """Of a round in a stream, or in a session with hints, where a number may stand for another round once the BS
+    decodes alone: length of the prefix that it continued; None elsewhere."""
     draft: int | None = None
     """Of a round in a stream: number of the first window of which the pass verified tokens; None: it verified none."""
     joined: int = 0

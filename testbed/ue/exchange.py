@@ -126,7 +126,7 @@ class SessionExchanges:
             ProtocolError: the BS refuses.
         """
         start_s, reveal_s, down, unknown, number = self._clock.time(), 0.0, 0, 0, window.draft.round
-        window.draft = replace(window.draft, guess=None)
+        window.draft, places = replace(window.draft, guess=None), (None, window.draft.base_len)
         if not window.known:
             await self.send(window)
         wait_s = window.patience_s
@@ -138,7 +138,7 @@ class SessionExchanges:
                 continue
             message = packet.message
             down += packet.size_bytes
-            if isinstance(message, Verdict) and message.round == number:
+            if isinstance(message, Verdict) and message.round == number and message.base_len in places:
                 self._unanswered = int(self.ahead is not None and self.ahead.known)
                 sent_s = start_s if window.sent_s is None else window.sent_s
                 return Exchange(message, packet.arrays, self._clock.time() - sent_s, reveal_s, down, sent_s)
@@ -196,8 +196,7 @@ class SessionExchanges:
 
         Args:
             draft: number of the round, and length of the prefix that it continues.
-            stream: recognise it by that length: once the session was opened again, a number may stand for a round that
-                begins elsewhere, since rounds of a stream commit different numbers of tokens.
+            stream: whether windows may have joined it.
 
         Raises:
             LinkTimeout, AdmissionError, ProtocolError: see `verdict`.
@@ -210,11 +209,12 @@ class SessionExchanges:
                 times *= 2
                 await self.open(draft.round)
                 continue
-            message = packet.message
-            down += packet.size_bytes
+            message, down = packet.message, down + packet.size_bytes
             if isinstance(message, Verdict):
-                behind = (message.base_len or 0) - draft.base_len if stream else message.round - draft.round
-                if behind == 0:
+                behind = message.round - draft.round if message.base_len is None else message.base_len - draft.base_len
+                if behind == 0 and message.accepted and not stream:
+                    await self.open(draft.round)  # of a window that the UE has dropped
+                elif behind == 0:
                     now_s, self._unanswered = self._clock.time(), 0
                     since_s = start_s if self._opening else max(start_s, self._opened_s)
                     self._longest_s = 0.0 if longest_s is None else max(longest_s, now_s - since_s)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
 
 from testbed.bs.engines.base import VerifyResult
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session, SessionTable
 from testbed.bs.streams import MOST_AHEAD, ahead, join, joining, rounds_of
-from testbed.optim.pass_time import NO_OVERHEAD, PassOverhead
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
-from testbed.protocols.messages import NO_HINT, Open, Opened, Verdict
-from testbed.protocols.methods import Ahead
+from testbed.protocols.messages import Open, Opened, Verdict
 from testbed.protocols.sampling import Sampling
 from testbed.tasks import together
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -158,39 +154,3 @@ def test_only_greedy_tokens_without_a_guarantee_are_decoded_ahead() -> None:
     drawn, promised, drafting, new, hinted = stream(), stream(), stream(), stream(), stream()
     drawn.sampling, promised.speed_tps, drafting.alone, new.got, hinted.hinted = Sampling(1.0), 5.0, False, 0, 8
     assert [ahead(session, empty) for session in (drawn, promised, drafting, new, hinted)] == [0] * 5
-
-
-class Flips:
-    """Implements `WindowHints`: 0 or 4, at random."""
-
-    def __init__(self) -> None:
-        self._random = np.random.default_rng(3)
-
-    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
-        changes = session.hinted and self._random.random() < 0.2
-        return Hint(int(self._random.choice([0, 4])) if changes else NO_HINT)
-
-    def threshold(self, session: Session) -> float:
-        return session.threshold
-
-    def learn(self, overhead: PassOverhead = NO_OVERHEAD) -> bool:
-        return False
-
-    def ended(self, session: Session) -> None:
-        """Nothing to forget."""
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-
-@pytest.mark.parametrize("lookahead", [0, 1])
-async def test_hints_that_turn_drafting_off_and_on_lose_no_token(lookahead: Ahead) -> None:
-    """With lookahead, a verdict of a token decoded ahead was taken for that of the first window after it."""
-    async with station(windows=Flips()) as (_, address), client(address) as ue:
-        own = (await decode_remotely(ue, [2, 7], 600, ())).token_ids
-        drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)
-        for _ in range(3):
-            session = DecodingSession(ue, drafter, protocol("greedy"), HINTED.make(8, None), lookahead=lookahead)
-            record = await session.decode([2, 7], 600, ())
-            assert record.token_ids == own
-            assert 0 < sum(round_.drafted > 0 for round_ in record.rounds) < len(record.rounds)

@@ -12,7 +12,7 @@ from testbed.errors import ProtocolError
 from testbed.protocols.messages import MOST_JOINING, Verdict
 from testbed.ue.drafters.hybrid import HYBRID_FLOOR
 from testbed.ue.drafters.index import IndexDrafter, IndexSequence
-from testbed.ue.windows.stream_choice import Mean
+from testbed.ue.windows.stream_choice import FadingMean
 
 KEEP_SHORT = 0.95
 """Factor by which the weights of earlier tokens after short matches shrink with every new one."""
@@ -54,7 +54,7 @@ class JoiningWindows:
         first window that the BS keeps."""
         self._sent: dict[int, JoiningWindow] = {}
         """Windows with tokens that are not committed yet, by their numbers."""
-        self.short = Mean(KEEP_SHORT)
+        self.short = FadingMean(KEEP_SHORT)
         """Share of committed tokens that the index would have drafted after a match shorter than `HYBRID_FLOOR`."""
         self.last_verified = -1
         """Number of the last window of which a pass verified tokens."""

@@ -93,7 +93,7 @@ class Lookahead:
         if self.fixed is not None or not record.drafted or record.round == 0:
             return
         self._accepted = self._keep * self._accepted + record.accepted
-        self._kept = self._keep * self._kept + record.kept
+        self._kept = self._keep * self._kept + min(record.kept, record.accepted)
         self._rejected = self._keep * self._rejected + (record.accepted < record.drafted)
         if not record.hidden_s:
             self._observe_times(record)
@@ -103,12 +103,12 @@ class Lookahead:
 
     def _observe_times(self, record: RoundRecord) -> None:
         self._rounds += 1
-        pass_s = record.verify_s + record.judge_s
+        pass_s = max(0.0, record.verify_s + record.judge_s)
         self._plain = KEEP * self._plain + 1
         self._drafted = KEEP * self._drafted + record.drafted
-        self._draft_s = KEEP * self._draft_s + record.draft_s
+        self._draft_s = KEEP * self._draft_s + max(0.0, record.draft_s)
         self._pass_s = KEEP * self._pass_s + pass_s
-        self._load.add(record.drafted, record.others_drafted, record.verify_s)
+        self._load.add(record.drafted, record.others_drafted, pass_s)
         self._trip_s.add(record.drafted, record.link_s + record.queue_s + pass_s)
 
     # ------------------------------------------------------------ choice

@@ -28,7 +28,7 @@ CHANGE = 0.03
 """Relative change of a time, or absolute change of the acceptance rate, that causes a new comparison."""
 
 
-class Mean:
+class FadingMean:
     """A mean whose earlier values lose weight with every new one."""
 
     def __init__(self, keep: float) -> None:
@@ -60,8 +60,8 @@ class StreamChoice:
 
     def __init__(self, most: int, alone: bool) -> None:
         self._most, self._alone = most, alone
-        self._token, self._accepted = Mean(KEEP_TOKEN), Mean(KEEP_TOKEN)
-        self._pass, self._joined, self._size = (Mean(KEEP_PASS) for _ in range(3))
+        self._token, self._accepted = FadingMean(KEEP_TOKEN), FadingMean(KEEP_TOKEN)
+        self._pass, self._joined, self._size = (FadingMean(KEEP_PASS) for _ in range(3))
         self._load = PassLoad()
         self._links_s: deque[float] = deque(maxlen=LINKS)
         self._compared = self._committed = self._passes = 0

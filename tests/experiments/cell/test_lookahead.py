@@ -56,5 +56,5 @@ def test_the_time_on_the_link_is_measured_beside_others(monkeypatch: pytest.Monk
         UeGroup(name="others", count=6, protocol="target-only"),
     )
     run_cell(CellConfig(seconds=6.0, warmup_s=1.0, radio=radio, ues=ues))
-    assert len(measured) > 100 and min(measured) >= 0.048
+    assert len(measured) > 80 and min(measured) >= 0.048
     assert np.median(measured) < 0.1

@@ -161,7 +161,7 @@ class JointController:
     def _state(self, number: int, ue: UeEstimates) -> UeState:
         group, power, most = self._members[number], self._members[number].power, self._members[number].window
         profile = self._profiles[group.profile]
-        sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most, self._estimates.typical)
+        sizes, acceptance = profile.sizes or OWN_SIZES, ue.acceptance(most)
         modes = [
             ahead(
                 judged(

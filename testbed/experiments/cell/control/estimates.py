@@ -17,11 +17,6 @@ FORGET = 0.99
 """Weight of the past in the acceptance rates, per round."""
 START, START_TOKENS = 0.8, 8.0
 """Acceptance rate before any round, and its weight in drafted tokens."""
-TYPICAL_TOKENS = 64.0
-"""Weight of the acceptance rate of all UEs in that of each of them, in drafted tokens: of many equal UEs, some would
-otherwise be taken for better ones by chance."""
-FORGET_ALL = 0.999
-"""Weight of the past in the acceptance rate of all UEs, per round."""
 SHARED_TOKENS = 32.0
 """Weight of the mean acceptance rate in that of each position, in drafted tokens."""
 
@@ -82,11 +77,9 @@ class UeEstimates:
         """The window that it drafts, of 1 token or more."""
         return max(1, round(self.mean_window.value))
 
-    def acceptance(self, most: int, typical: float) -> tuple[float, ...]:
-        """α by position, up to a window of `most`: each position's own, drawn to the mean of all, and that to the one
-        of all UEs.
-        """
-        mean = (self._accepted.sum() + typical * TYPICAL_TOKENS) / (self._tried.sum() + TYPICAL_TOKENS)
+    def acceptance(self, most: int) -> tuple[float, ...]:
+        """α by position, up to a window of `most`: each position's own, drawn to the mean of all."""
+        mean = (self._accepted.sum() + START * START_TOKENS) / (self._tried.sum() + START_TOKENS)
         own = (self._accepted[:most] + SHARED_TOKENS * mean) / (self._tried[:most] + SHARED_TOKENS)
         return tuple(own.tolist())
 
@@ -105,13 +98,7 @@ class CellEstimates:
         self.changed: Callable[[], None] = lambda: None
         self.ues: dict[bytes, UeEstimates] = {}
         self.stay_s = Mean(ROUNDS)
-        self._accepted, self._tried = START * START_TOKENS, START_TOKENS
         self.prompts: list[tuple[int, int]] = []
-
-    @property
-    def typical(self) -> float:
-        """Acceptance rate of all UEs."""
-        return self._accepted / self._tried
 
     def tell(self, event: Event) -> None:
         """Learn from a committed round, or from the end of a session."""
@@ -119,8 +106,6 @@ class CellEstimates:
             ue = self.ues.setdefault(event.ue, UeEstimates())
             begins = event.session not in ue.sessions
             ue.learn(event)
-            self._accepted = FORGET_ALL * self._accepted + event.accepted
-            self._tried = FORGET_ALL * self._tried + event.accepted + (event.accepted < event.drafted)
             if event.drafted and not event.ahead and not begins:
                 self.stay_s.add(event.stay_s)
             if begins:
