@@ -244,8 +244,8 @@ class Verdict(Message, frozen=True):
     risk: float = 0.0
     """Risk that the response has spent so far under judge `budget`: −Σ ln(1 − p) over the kept mismatches."""
     base_len: int | None = None
-    """Length of the prefix that the round continued, in streams and in sessions that take hints of windows: after the BS
-    has decoded alone, two rounds may have the same number. None in other sessions."""
+    """Length of the prefix that the round continued, in streams and in sessions that take hints of windows: after the
+    BS has decoded alone, two rounds may have the same number. None in other sessions."""
     draft: int | None = None
     """Of a round in a stream: number of the first window of which the pass verified tokens; None: it verified none."""
     joined: int = 0

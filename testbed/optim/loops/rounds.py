@@ -155,8 +155,8 @@ class RoundChoices:
         return found
 
     def lengthens(self, chosen: RoundTable, pass_s: float) -> float:
-        """Growth of P [s] per second that is added to a pass of `pass_s`, with these choices, [n]. It is 1 or more, since
-        UEs have rounds in more of the passes when passes are longer.
+        """Growth of P [s] per second that is added to a pass of `pass_s`, with these choices, [n]. It is 1 or more,
+        since UEs have rounds in more of the passes when passes are longer.
         """
         if not self.present_s:
             return 1.0
