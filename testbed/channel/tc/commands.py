@@ -1,4 +1,4 @@
-"""Builders of the `tc`, `ip` and `ethtool` command lines of an emulation, and parsers of their output; runs nothing.
+"""Builders of the `tc` command lines of an emulation, and parsers of their output; runs nothing.
 
 Qdiscs shape what leaves an interface. netem supports every parameter; on a kernel without it, tbf limits the rate of an
 interface, and HTB those of several destinations behind one interface. See tc-netem(8), tc-tbf(8), tc-htb(8).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from testbed.channel.tc.shape import FRAME_BYTES, LEAST_MBPS, LinkShape
@@ -19,12 +19,6 @@ Command = list[str]
 Kind = Literal["netem", "tbf"]
 Verb = Literal["add", "change"]
 
-OFFLOADS = {
-    "tso": "tcp-segmentation-offload",
-    "gso": "generic-segmentation-offload",
-    "gro": "generic-receive-offload",
-}
-"""Offloads, as `ethtool -K` takes them and as `ethtool -k` prints them."""
 MOST_DESTINATIONS = 1000
 FIRST_CLASS = 2
 """Minor number of the first of the classes that share a rate, which is that of class 1."""
@@ -190,17 +184,6 @@ def clear(interface: str, namespace: str | None = None) -> list[Command]:
     return [[*_tc(namespace), "qdisc", "del", "dev", check_interface(interface), "root"]]
 
 
-def offload(
-    interface: str, names: Iterable[str] = tuple(OFFLOADS), on: bool = False, namespace: str | None = None
-) -> list[Command]:
-    """Switch offloads off (or on), so that the qdisc sees single frames rather than up to 64 kB as one packet."""
-    switches = [part for name in names for part in (name, "on" if on else "off")]
-    if not switches:
-        return []
-    inside = ["ip", "netns", "exec", namespace] if namespace else []
-    return [[*inside, "ethtool", "-K", check_interface(interface), *switches]]
-
-
 def default_interfaces(routes: str) -> set[str]:
     """Interfaces of default routes in the output of `ip -j route show table all`, except unreachable ones."""
     found: set[str] = set()
@@ -218,11 +201,6 @@ def root_qdisc(qdiscs: str) -> dict[str, Any] | None:
 def is_default(qdisc: Mapping[str, Any] | None) -> bool:
     """Whether a root qdisc is the kernel's default."""
     return qdisc is None or qdisc.get("handle") == "0:"
-
-
-def offloads_on(features: str) -> list[str]:
-    """Those of `OFFLOADS` that are on and can be switched, in the output of `ethtool -k`."""
-    return [name for name, long in OFFLOADS.items() if re.search(rf"^\s*{long}: on\s*$", features, re.MULTILINE)]
 
 
 def _json(text: str, source: str) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from testbed.channel.tc.commands import Command, Kind, check_interface, htb, offload, reshaped, shaped
+from testbed.channel.tc.commands import Command, Kind, check_interface, htb, reshaped, shaped
 from testbed.channel.tc.execute import INTERFACES, choose, require, require_root, run
+from testbed.channel.tc.offloads import offload
 from testbed.channel.tc.pair import NamespacePair, create_pair
 from testbed.channel.tc.run import Plan, Say, emulation
 from testbed.channel.tc.shape import Duplex, LinkShape

@@ -14,11 +14,10 @@ from testbed.channel.tc.commands import (
     clear,
     default_interfaces,
     is_default,
-    offload,
-    offloads_on,
     root_qdisc,
 )
 from testbed.channel.tc.execute import INTERFACES, attempt, last_line, require_root, run
+from testbed.channel.tc.offloads import offload, offloads_on
 from testbed.channel.tc.pair import NamespacePair, delete_pair
 from testbed.channel.tc.state import Claim, Ledger, own_claim
 from testbed.errors import BadInput, TestbedError

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from testbed.channel.tc.commands import OFFLOADS, Command, Kind
+from testbed.channel.tc.commands import Command, Kind
 from testbed.channel.tc.links import Egress, Namespaces, Qdisc
+from testbed.channel.tc.offloads import OFFLOADS
 from testbed.channel.tc.run import Say, undo
 from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.channel.trace import Trace

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from testbed.channel.tc.commands import FIRST_CLASS, Kind, offload, reweighed, shared
+from testbed.channel.tc.commands import FIRST_CLASS, Kind, reweighed, shared
 from testbed.channel.tc.execute import require, require_root, run
 from testbed.channel.tc.links import TcEmulation
+from testbed.channel.tc.offloads import offload
 from testbed.channel.tc.pair import NETWORK, NamespacePair, create_pair
 from testbed.channel.tc.run import NAMESPACES, Plan, Say
 from testbed.channel.tc.state import Ledger

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.channel.tc import commands
+from testbed.channel.tc.offloads import offload, offloads_on
 from testbed.channel.tc.pair import MOST_PAIRS, NamespacePair, create_pair, delete_pair
 from testbed.channel.tc.shape import LinkShape
 from testbed.errors import BadInput, TestbedError
@@ -120,11 +121,9 @@ def test_no_two_pairs_share_anything(indices: set[int]) -> None:
 
 def test_clear_and_offloads() -> None:
     assert line(commands.clear("eth1")) == "tc qdisc del dev eth1 root"
-    assert (
-        line(commands.offload("tb0u", namespace="tb0")) == "ip netns exec tb0 ethtool -K tb0u tso off gso off gro off"
-    )
-    assert line(commands.offload("eth1", ["tso", "gro"], on=True)) == "ethtool -K eth1 tso on gro on"
-    assert commands.offload("eth1", []) == []
+    assert line(offload("tb0u", namespace="tb0")) == "ip netns exec tb0 ethtool -K tb0u tso off gso off gro off"
+    assert line(offload("eth1", ["tso", "gro"], on=True)) == "ethtool -K eth1 tso on gro on"
+    assert offload("eth1", []) == []
 
 
 @given(shapes())
@@ -195,7 +194,7 @@ def test_interfaces_that_are_none(name: str) -> None:
     for build in (
         lambda: commands.netem(name, LinkShape(5)),
         lambda: commands.clear(name),
-        lambda: commands.offload(name),
+        lambda: offload(name),
     ):
         refuse(build, BadInput, "ip link")
 
@@ -244,4 +243,4 @@ def test_offloads_that_are_on() -> None:
         "Features for e:\ntcp-segmentation-offload: on\n\ttx-tcp-segmentation: on\n"
         "generic-segmentation-offload: off\ngeneric-receive-offload: on [fixed]\n"
     )
-    assert commands.offloads_on(said) == ["tso"]
+    assert offloads_on(said) == ["tso"]

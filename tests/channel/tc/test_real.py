@@ -26,6 +26,7 @@ import pytest
 from testbed.channel.tc import commands
 from testbed.channel.tc.execute import has, run
 from testbed.channel.tc.links import Egress, Namespaces
+from testbed.channel.tc.offloads import offloads_on
 from testbed.channel.tc.pair import NamespacePair
 from testbed.channel.tc.run import Plan, emulation
 from testbed.channel.tc.session import follow
@@ -70,7 +71,7 @@ def root_kind(interface: str) -> str:
 
 
 def offloads(interface: str) -> list[str]:
-    return commands.offloads_on(run(["ethtool", "-k", interface]))
+    return offloads_on(run(["ethtool", "-k", interface]))
 
 
 def free_port() -> int:

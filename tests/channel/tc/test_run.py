@@ -15,6 +15,7 @@ import pytest
 
 from testbed.channel.tc import commands, execute
 from testbed.channel.tc import run as run_module
+from testbed.channel.tc.offloads import offload
 from testbed.channel.tc.run import Plan, clean, emulation
 from testbed.channel.tc.shape import LinkShape
 from testbed.channel.tc.state import Claim, Ledger, own_claim, process_start
@@ -202,7 +203,7 @@ def hold(machine: Machine, plan: Plan, force: int = 0, within: Callable[[], None
         within()
 
 
-PLAN = Plan((*commands.offload("eth1"), *commands.tbf("eth1", LinkShape(5))), ("eth1",))
+PLAN = Plan((*offload("eth1"), *commands.tbf("eth1", LinkShape(5))), ("eth1",))
 APPLIED = [shlex.join(command) for command in PLAN.apply]
 UNDONE = ["tc qdisc del dev eth1 root", "ethtool -K eth1 tso on"]
 
