@@ -187,7 +187,7 @@ def clear(interface: str, namespace: str | None = None) -> list[Command]:
 def default_interfaces(routes: str) -> set[str]:
     """Interfaces of default routes in the output of `ip -j route show table all`, except unreachable ones."""
     found: set[str] = set()
-    for route in _json(routes, "ip -j route"):
+    for route in parsed(routes, "ip -j route"):
         if route.get("dst") == "default" and route.get("type", "unicast") == "unicast":
             found.update(hop["dev"] for hop in [route, *route.get("nexthops", [])] if "dev" in hop)
     return found
@@ -195,7 +195,7 @@ def default_interfaces(routes: str) -> set[str]:
 
 def root_qdisc(qdiscs: str) -> dict[str, Any] | None:
     """The root qdisc with its options and counters, in the output of `tc -s -j qdisc show dev INTERFACE`."""
-    return next((qdisc for qdisc in _json(qdiscs, "tc -j qdisc") if qdisc.get("root")), None)
+    return next((qdisc for qdisc in parsed(qdiscs, "tc -j qdisc") if qdisc.get("root")), None)
 
 
 def is_default(qdisc: Mapping[str, Any] | None) -> bool:
@@ -203,7 +203,12 @@ def is_default(qdisc: Mapping[str, Any] | None) -> bool:
     return qdisc is None or qdisc.get("handle") == "0:"
 
 
-def _json(text: str, source: str) -> list[dict[str, Any]]:
+def parsed(text: str, source: str) -> list[dict[str, Any]]:
+    """Entries of the output of `tc -j` or `ip -j`, those that are not empty.
+
+    Raises:
+        TestbedError: not such an output.
+    """
     try:
         return [entry for entry in json.loads(text or "[]") if entry]
     except ValueError as exc:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from testbed.channel.tc.commands import Command, Kind, check_interface, htb, reshaped, shaped
 from testbed.channel.tc.execute import INTERFACES, choose, require, require_root, run
-from testbed.channel.tc.offloads import offload
+from testbed.channel.tc.offloads import single_frames
 from testbed.channel.tc.pair import NamespacePair, create_pair
 from testbed.channel.tc.run import Plan, Say, emulation
 from testbed.channel.tc.shape import Duplex, LinkShape
@@ -85,7 +85,7 @@ class Namespaces(TcEmulation):
         commands: list[Command] = []
         for pair, link in zip(self.pairs, self.links, strict=True):
             commands += create_pair(pair.index)
-            commands += offload(pair.host_interface) + offload(pair.ue_interface, namespace=pair.namespace)
+            commands += single_frames(pair.host_interface) + single_frames(pair.ue_interface, namespace=pair.namespace)
             commands += shaped(pair.ue_interface, link.up, kind, pair.namespace)
             commands += shaped(pair.host_interface, link.down, kind)
         return Plan(tuple(commands), pairs=tuple(pair.index for pair in self.pairs))
@@ -160,7 +160,7 @@ class Egress(TcEmulation):
             shaping = htb(self.interface, dict.fromkeys(self.destinations, self.shape), kind, mtu=self._mtu)
         else:
             shaping = shaped(self.interface, self.shape, kind, mtu=self._mtu)
-        return Plan((*offload(self.interface), *shaping), interfaces=(self.interface,))
+        return Plan((*single_frames(self.interface), *shaping), interfaces=(self.interface,))
 
     def change(self, kind: Kind, shape: LinkShape) -> list[Command]:
         """Commands that change the shape."""

@@ -17,7 +17,7 @@ from testbed.channel.tc.commands import (
     root_qdisc,
 )
 from testbed.channel.tc.execute import INTERFACES, attempt, last_line, require_root, run
-from testbed.channel.tc.offloads import offload, offloads_on
+from testbed.channel.tc.offloads import most_segments, offload, offloads_on, segments
 from testbed.channel.tc.pair import NamespacePair, delete_pair
 from testbed.channel.tc.state import Claim, Ledger, own_claim
 from testbed.errors import BadInput, TestbedError
@@ -63,7 +63,8 @@ def emulation(plan: Plan, force: int = 0, state: Path | None = None, say: Say = 
         for interface in plan.interfaces:
             _check_interface(interface, force)
         _check_free(plan, ledger)
-        claim = own_claim({name: _offloads(name) for name in plan.interfaces}, list(plan.pairs))
+        limits = {name: most for name in plan.interfaces if (most := _segments(name)) is not None}
+        claim = own_claim({name: _offloads(name) for name in plan.interfaces}, list(plan.pairs), limits)
         path = ledger.write(claim)
     try:
         _apply(plan.apply, say)
@@ -99,7 +100,7 @@ def restore(claim: Claim) -> None:
         TestbedError: something still exists afterwards.
     """
     complaints = []
-    for command in undo(claim.interfaces, claim.pairs):
+    for command in undo(claim.interfaces, claim.pairs, claim.segments):
         done = attempt(command)
         if done.returncode:
             complaints.append(f"{' '.join(command)}: {last_line(done.stderr)}")
@@ -111,11 +112,14 @@ def restore(claim: Claim) -> None:
         raise TestbedError(f"could not restore {', '.join(left)}: {'; '.join(complaints)}")
 
 
-def undo(interfaces: dict[str, list[str]], pairs: list[int]) -> list[Command]:
-    """Commands that undo an emulation: interfaces with the offloads to switch on again, and UE namespaces."""
+def undo(interfaces: dict[str, list[str]], pairs: list[int], limits: dict[str, int]) -> list[Command]:
+    """Commands that undo an emulation: interfaces with the offloads to switch on again, UE namespaces, and the segments
+    per packet that interfaces had.
+    """
     commands = []
     for interface, offloads in interfaces.items():
         commands += clear(interface) + offload(interface, offloads, on=True)
+    commands += [segments(interface, most) for interface, most in limits.items()]
     for index in pairs:
         commands += delete_pair(index)
     return commands
@@ -155,12 +159,12 @@ def _root(interface: str) -> dict[str, object] | None:
 
 
 def _apply(commands: Sequence[Command], say: Say) -> None:
-    """Run commands in order; if `ethtool` fails or is missing, the emulation goes on with offloads enabled."""
+    """Run commands in order; if one that makes the kernel send single frames fails, the emulation goes on without."""
     coarse = ""
     for command in commands:
-        if "ethtool" not in command:
+        if "ethtool" not in command and "gso_max_segs" not in command:
             run(command)
-        elif shutil.which("ethtool") is None:
+        elif "ethtool" in command and shutil.which("ethtool") is None:
             coarse = "no ethtool (apt install ethtool)"
         elif (done := attempt(command)).returncode:
             coarse = last_line(done.stderr)
@@ -173,3 +177,8 @@ def _offloads(interface: str) -> list[str]:
     if shutil.which("ethtool") is None:
         return []
     return offloads_on(attempt(["ethtool", "-k", interface]).stdout)
+
+
+def _segments(interface: str) -> int | None:
+    """Segments per packet to set again later."""
+    return most_segments(attempt(["ip", "-d", "-j", "link", "show", "dev", interface]).stdout)

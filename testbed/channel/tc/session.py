@@ -12,7 +12,7 @@ from typing import Literal
 
 from testbed.channel.tc.commands import Command, Kind
 from testbed.channel.tc.links import Egress, Namespaces, Qdisc
-from testbed.channel.tc.offloads import OFFLOADS
+from testbed.channel.tc.offloads import MOST_SEGMENTS, OFFLOADS
 from testbed.channel.tc.run import Say, undo
 from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.channel.trace import Trace
@@ -192,7 +192,8 @@ def _script(config: TcConfig, held: Namespaces | Egress, trace: Trace | None) ->
                 yield f"# at {trace.t_s[index]:g} s"
                 yield from map(shlex.join, _change(config, held, kind, Duplex.at(trace, index)))
     yield "# at the end" + (", with those offloads that were on" if plan.interfaces else "")
-    yield from map(shlex.join, undo({name: list(OFFLOADS) for name in plan.interfaces}, list(plan.pairs)))
+    claimed = {name: list(OFFLOADS) for name in plan.interfaces}, list(plan.pairs)
+    yield from map(shlex.join, undo(*claimed, dict.fromkeys(plan.interfaces, MOST_SEGMENTS)))
 
 
 def _description(config: TcConfig, held: Namespaces | Egress) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from testbed.channel.tc.commands import FIRST_CLASS, Kind, reweighed, shared
 from testbed.channel.tc.execute import require, require_root, run
 from testbed.channel.tc.links import TcEmulation
-from testbed.channel.tc.offloads import offload
+from testbed.channel.tc.offloads import single_frames
 from testbed.channel.tc.pair import NETWORK, NamespacePair, create_pair
 from testbed.channel.tc.run import NAMESPACES, Plan, Say
 from testbed.channel.tc.state import Ledger
@@ -125,7 +125,7 @@ class SharedCell(TcEmulation):
         for address in self.addresses:
             commands.append(["ip", "-n", pair.namespace, "address", "add", f"{address}/32", "dev", pair.ue_interface])
         commands.append(["ip", "route", "add", self._network, "via", pair.ue_address])
-        commands += offload(pair.ue_interface, namespace=pair.namespace) + offload(pair.host_interface)
+        commands += single_frames(pair.ue_interface, namespace=pair.namespace) + single_frames(pair.host_interface)
         weights = dict(zip(self.addresses, self._weights, strict=True))
         commands += shared(pair.ue_interface, up_mbps, weights, "src", pair.namespace)
         commands += shared(pair.host_interface, down_mbps, dict.fromkeys(self.addresses, 1.0), "dst")

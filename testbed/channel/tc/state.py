@@ -31,6 +31,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Existing interfaces, with the offloads to switch on again."""
     pairs: list[int]
     """Indices of the UE namespaces."""
+    segments: dict[str, int] = {}
+    """Segments per packet that existing interfaces had."""
 
     @property
     def things(self) -> set[str]:
@@ -53,13 +55,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.network == _network()
 
 
-def own_claim(interfaces: dict[str, list[str]], pairs: list[int]) -> Claim:
+def own_claim(interfaces: dict[str, list[str]], pairs: list[int], segments: dict[str, int] | None = None) -> Claim:
     """A claim of this process."""
     started = process_start(os.getpid())
     if started is None:
         raise TestbedError("cannot read /proc: link emulation with tc needs Linux with /proc mounted")
     return Claim(
-        pid=os.getpid(), started=started, boot=_boot(), network=_network(), interfaces=interfaces, pairs=pairs
+        pid=os.getpid(), started=started, boot=_boot(), network=_network(), interfaces=interfaces, pairs=pairs,
+        segments=segments or {},
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.channel.tc import commands
-from testbed.channel.tc.offloads import offload, offloads_on
+from testbed.channel.tc.offloads import most_segments, offload, offloads_on, segments, single_frames
 from testbed.channel.tc.pair import MOST_PAIRS, NamespacePair, create_pair, delete_pair
 from testbed.channel.tc.shape import LinkShape
 from testbed.errors import BadInput, TestbedError
@@ -124,6 +124,10 @@ def test_clear_and_offloads() -> None:
     assert line(offload("tb0u", namespace="tb0")) == "ip netns exec tb0 ethtool -K tb0u tso off gso off gro off"
     assert line(offload("eth1", ["tso", "gro"], on=True)) == "ethtool -K eth1 tso on gro on"
     assert offload("eth1", []) == []
+    frames = single_frames("tb0u", "tb0")
+    assert frames[:-1] == offload("tb0u", namespace="tb0")
+    assert line(frames[-1:]) == "ip -n tb0 link set dev tb0u gso_max_segs 1"
+    assert line([segments("eth1", 65535)]) == "ip link set dev eth1 gso_max_segs 65535"
 
 
 @given(shapes())
@@ -244,3 +248,9 @@ def test_offloads_that_are_on() -> None:
         "generic-segmentation-offload: off\ngeneric-receive-offload: on [fixed]\n"
     )
     assert offloads_on(said) == ["tso"]
+
+
+def test_segments_per_packet() -> None:
+    assert most_segments('[{"ifname": "eth1", "gso_max_segs": 64}]') == 64
+    assert most_segments('[{"ifname": "eth1"}]') is None and most_segments("") is None
+    refuse(lambda: most_segments("Device does not exist"), TestbedError, "ip -d -j link")

@@ -26,7 +26,7 @@ import pytest
 from testbed.channel.tc import commands
 from testbed.channel.tc.execute import has, run
 from testbed.channel.tc.links import Egress, Namespaces
-from testbed.channel.tc.offloads import offloads_on
+from testbed.channel.tc.offloads import most_segments, offloads_on
 from testbed.channel.tc.pair import NamespacePair
 from testbed.channel.tc.run import Plan, emulation
 from testbed.channel.tc.session import follow
@@ -70,8 +70,10 @@ def root_kind(interface: str) -> str:
     return str(found["kind"]) if found else "none"
 
 
-def offloads(interface: str) -> list[str]:
-    return offloads_on(run(["ethtool", "-k", interface]))
+def offloads(interface: str) -> tuple[list[str], int | None]:
+    """Offloads that are on, and segments per packet."""
+    link = run(["ip", "-d", "-j", "link", "show", "dev", interface])
+    return offloads_on(run(["ethtool", "-k", interface])), most_segments(link)
 
 
 def free_port() -> int:
@@ -229,6 +231,16 @@ def test_ues_are_apart_and_each_reaches_the_host(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what is left
 
 
+def test_a_qdisc_sees_single_frames() -> None:
+    with Namespaces([Duplex.of(50, 50)], FIRST, "tbf") as links:
+        iperf(links, seconds=1)
+        sent = commands.root_qdisc(
+            run(["tc", "-n", links.pairs[0].namespace, "-s", "-j", "qdisc", "show", "dev", links.pairs[0].ue_interface])
+        )
+        assert sent is not None and sent["packets"] > 1000
+        assert sent["bytes"] / sent["packets"] <= 1514
+
+
 def test_what_a_killed_emulation_leaves_is_cleaned_by_the_next(tmp_path: Path) -> None:
     body = """
         with Namespaces([Duplex.of(20, 20)] * 2, first, qdisc="tbf", state=state):
@@ -244,7 +256,7 @@ def test_what_a_killed_emulation_leaves_is_cleaned_by_the_next(tmp_path: Path) -
             refuse(lambda: enter(Egress(interface, LinkShape(5), qdisc="tbf", state=tmp_path)), BadInput, str(pid))
             process.kill()
             process.wait(10)
-        assert len(left_of(0, 1)) == 4 and root_kind(interface) == "tbf" and offloads(interface) == []
+        assert len(left_of(0, 1)) == 4 and root_kind(interface) == "tbf" and offloads(interface) == ([], 1)
         assert len(list(tmp_path.glob("*.json"))) == 2
         said: list[str] = []
         with Namespaces([Duplex()], FIRST + 5, "tbf", state=tmp_path, say=said.append):

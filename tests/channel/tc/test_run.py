@@ -15,7 +15,7 @@ import pytest
 
 from testbed.channel.tc import commands, execute
 from testbed.channel.tc import run as run_module
-from testbed.channel.tc.offloads import offload
+from testbed.channel.tc.offloads import single_frames
 from testbed.channel.tc.run import Plan, clean, emulation
 from testbed.channel.tc.shape import LinkShape
 from testbed.channel.tc.state import Claim, Ledger, own_claim, process_start
@@ -186,6 +186,8 @@ class Machine:
             answer = '[{"kind": "cake", "handle": "8001:", "root": true}]'
         elif text.startswith("ethtool -k"):
             answer = "tcp-segmentation-offload: on\n"
+        elif text.startswith("ip -d -j link show"):
+            answer = '[{"ifname": "eth1", "gso_max_segs": 64}]'
         elif "show" not in command and "route" not in command:
             self.ran.append(text)
             self.claims.append(len(list(self.state.glob("*.json"))))
@@ -203,16 +205,16 @@ def hold(machine: Machine, plan: Plan, force: int = 0, within: Callable[[], None
         within()
 
 
-PLAN = Plan((*offload("eth1"), *commands.tbf("eth1", LinkShape(5))), ("eth1",))
+PLAN = Plan((*single_frames("eth1"), *commands.tbf("eth1", LinkShape(5))), ("eth1",))
 APPLIED = [shlex.join(command) for command in PLAN.apply]
-UNDONE = ["tc qdisc del dev eth1 root", "ethtool -K eth1 tso on"]
+UNDONE = ["tc qdisc del dev eth1 root", "ethtool -K eth1 tso on", "ip link set dev eth1 gso_max_segs 64"]
 
 
 @linux
 def test_a_claim_is_there_whenever_something_is_touched(machine: Machine) -> None:
     hold(machine, PLAN)
     assert machine.ran == APPLIED + UNDONE
-    assert machine.claims == [1] * 4
+    assert machine.claims == [1] * 6
     assert not list(machine.state.glob("*.json"))
 
 
@@ -237,8 +239,9 @@ def test_a_command_that_fails_ends_it(machine: Machine) -> None:
 
 
 @linux
-def test_without_offloads_it_goes_on_and_says_so(machine: Machine) -> None:
-    machine.fails, said = "ethtool -K", list[str]()
+@pytest.mark.parametrize("command", ["ethtool -K", "gso_max_segs"])
+def test_without_single_frames_it_goes_on_and_says_so(machine: Machine, command: str) -> None:
+    machine.fails, said = command, list[str]()
     with emulation(PLAN, state=machine.state, say=said.append):
         assert machine.ran == APPLIED
     assert len(said) == 1 and "64 kB" in said[0]
@@ -259,7 +262,7 @@ def test_the_default_routes_interface_needs_force_twice(machine: Machine, force:
     refuse(lambda: hold(machine, plan, force), BadInput, "eth0", "default route", "twice")
     assert machine.ran == []
     hold(machine, plan, 2)
-    assert machine.ran == ["tc qdisc del dev eth0 root", "ethtool -K eth0 tso on"]
+    assert machine.ran == [command.replace("eth1", "eth0") for command in UNDONE]
 
 
 @linux

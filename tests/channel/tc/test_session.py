@@ -74,7 +74,10 @@ def test_a_dry_run_goes_along_a_trace_until_its_seconds_are_over() -> None:
     ]  # fmt: skip
     rates = [re.search(r"loss random 2% rate (\w+)$", text) for text in said if "netem" in text and "#" not in text]
     assert [match and match[1] for match in rates] == ["5mbit", "7mbit", "100kbit"]
-    assert said[-2:] == ["tc qdisc del dev eth1 root", "ethtool -K eth1 tso on gso on gro on"]
+    assert said[-3:] == [
+        "tc qdisc del dev eth1 root", "ethtool -K eth1 tso on gso on gro on",
+        "ip link set dev eth1 gso_max_segs 65535",
+    ]  # fmt: skip
 
 
 def test_a_dry_run_for_destinations() -> None:

@@ -141,7 +141,7 @@ def test_weights_divide_the_rate_and_change_while_packets_flow() -> None:
                 time.sleep(0.5)
                 found, weights = rates(cell, 3, 2.0), new
                 assert sum(found) == pytest.approx(20e6, rel=0.05)
-                assert [sum(new) * one / sum(found) for one in found] == pytest.approx(new, rel=0.1)
+                assert [sum(new) * one / sum(found) for one in found] == pytest.approx(new, rel=0.05)
         assert (NAMESPACES / cell.namespace).exists()
         with pytest.raises(BadInput, match="emulates a link on"), SharedCell(NUMBER, (1.0, 1.0), [1.0]):
             pass
