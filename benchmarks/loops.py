@@ -24,7 +24,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.csv_file import write_csv
 from testbed.optim.loops.joint import decide
 from testbed.optim.loops.objectives import OBJECTIVES
-from testbed.optim.loops.state import CellState, UeState
+from testbed.optim.loops.state import CellState, Measured, UeState
 from tests.optim.loops.cells import A100, brute_force, modes, random_cell
 
 TURNS = 30
@@ -70,8 +70,9 @@ def timed(kind: str, ues: int) -> dict[str, Any]:
 
 
 def large_cell(rng: np.random.Generator, ues: int) -> CellState:
-    """A cell whose UEs differ; a third of them have a promise."""
-    return CellState([_ue(rng) for _ in range(ues)], A100, waits=1.25)
+    """A cell whose UEs differ; a third of them have a promise. They have data in a tenth of the time."""
+    loads = Measured(pass_s=0.05, sending=0.1 * ues)
+    return CellState([_ue(rng) for _ in range(ues)], A100, waits=1.25, loads=loads)
 
 
 def _ue(rng: np.random.Generator) -> UeState:
@@ -79,7 +80,7 @@ def _ue(rng: np.random.Generator) -> UeState:
         rate_bps=float(10 ** rng.uniform(6, 8)), draft_s=float(rng.uniform(0.003, 0.03)),
         link_s=float(rng.uniform(0.002, 0.03)), modes=modes(float(rng.uniform(0.5, 0.95))), windows=(0, 8),
         speed_tps=float(rng.uniform(2, 8)) if rng.random() < 1 / 3 else None,
-        activity=float(rng.uniform(0.02, 0.5)), joins=float(rng.uniform(0.05, 0.5)), cached=float(rng.uniform(50, 400)),
+        weight=float(rng.uniform(0.5, 2)), cached=float(rng.uniform(50, 400)),
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def small(kind: str, seed: int) -> dict[str, Any]:
     """Decision and optimum of a small cell; the share is of the goodput, or of the geometric mean of the speeds."""
     rng = np.random.default_rng(seed)
     ues = int(rng.integers(1, MOST + 1))
-    cell = random_cell(rng, ues, least=0)
+    cell = random_cell(rng, ues, least=0, measured=seed % 2 == 1)
     value, best = decide(cell, OBJECTIVES[kind]).value, brute_force(cell, kind)
     share = math.exp((value - best) / ues) if kind == "fair" else value / best
     return {"objective": kind, "seed": seed, "ues": ues, "value": value, "optimum": best, "share": share}

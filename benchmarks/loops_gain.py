@@ -40,7 +40,7 @@ SCENES = {"umi": ("classes", 20e6), "hall": ("classes-inf", 10e6), "drive": ("cl
 UES = (24, 60, 120)
 KEEPS = 0.3
 """Share of the mismatched tokens that the judge keeps."""
-WINDOWS, SCHEDULERS = (2, 4, 8, 12), ("round-robin", "proportional-fair", "max-min")
+WINDOWS, SCHEDULERS = (2, 4, 8, 12), ("round-robin", "proportional-fair", "max-min", "opportunistic")
 KINDS, LOOKAHEADS = ("fh", "sh"), (0, 1)
 MOST = 12
 """Largest window that is decided."""

@@ -88,6 +88,11 @@ class RadioConfig(Config, frozen=True):
         RADIO_SCHEDULERS.choose(self.scheduler)
 
     @property
+    def weighted(self) -> bool:
+        """Whether radio weights divide the slots."""
+        return RADIO_SCHEDULERS[self.scheduler].weighted
+
+    @property
     def slot_s(self) -> float:
         """Duration of a slot in seconds."""
         return self.slot_ms / 1e3

@@ -172,6 +172,7 @@ class RadioCell:
         counters = self.counters[up]
         counters.slots += 1
         for (port, demand), share in zip(found, shares, strict=True):
+            port.backlogged += 1
             if share > 0:
                 bits = min(demand.need_bits, share * demand.slot_bits)
                 loss = self._air.state(port.ue, up, t_s).loss(bits)

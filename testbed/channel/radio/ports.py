@@ -14,6 +14,8 @@ from testbed.channel.radio.sharing import Demand
 
 TINY_BITS = 1e-3
 """Bits below which a remainder is rounding."""
+MEAN_MEMORY = 0.99
+"""Weight of the past in the mean rate, per slot with data."""
 PF_MEMORY = 0.98
 """Weight of the past in the average throughput, per slot: the default of Sionna's proportional-fair scheduler."""
 LEAST_AVERAGE_BITS = 1e-9
@@ -59,6 +61,7 @@ class RadioPort:
         weight: share of the bandwidth relative to others, for scheduler `weights`; may change at any time.
         sent_bytes: bytes of all messages so far.
         slots: slots in which it has sent.
+        backlogged: slots in which it had data to send.
         used: sum of its shares of the bandwidth.
         free: see `Carrier.free`.
     """
@@ -67,7 +70,7 @@ class RadioPort:
 
     def __init__(self, cell: Medium, ue: int, up: bool, weight: float) -> None:
         self._cell, self.ue, self.up, self.weight = cell, ue, up, weight
-        self.sent_bytes, self.slots, self.used = 0, 0, 0.0
+        self.sent_bytes, self.slots, self.backlogged, self.used = 0, 0, 0, 0.0
         self._messages: deque[tuple[float, float, Callable[[], None]]] = deque()
         self._end = self._next = 0.0
         """Length of the stream so far, and its first bit that was never sent."""
@@ -76,6 +79,7 @@ class RadioPort:
         """Blocks in the air."""
         self._granted = 0
         self._average, self._averaged = 1.0, -1
+        self._mean_bits = 0.0
         self._closed = False
 
     def carry(self, size_bytes: float, deliver: Callable[[], None], due_s: float = math.inf) -> None:
@@ -126,7 +130,9 @@ class RadioPort:
         if need <= TINY_BITS or slot_bits <= 0:
             return None
         due_s = self._messages[0][1] if self._messages else math.inf
-        return Demand(need, slot_bits, self._average_bits(slot), self.weight, due_s)
+        mean = self._mean_bits
+        self._mean_bits = MEAN_MEMORY * mean + (1 - MEAN_MEMORY) * slot_bits if mean else slot_bits
+        return Demand(need, slot_bits, self._average_bits(slot), self._mean_bits, self.weight, due_s)
 
     def take(self, slot: int, bits: float) -> list[Block]:
         """Take the parts of its stream that a transport block of `bits` carries: retransmissions first."""

@@ -24,6 +24,8 @@ class Demand(NamedTuple):
     """Bits that the slot carries if the UE has the whole bandwidth; positive."""
     average_bits: float = 1.0
     """Discounted average of the bits that it was given per slot."""
+    mean_bits: float = 1.0
+    """Discounted average of `slot_bits`, over the slots in which it had data."""
     weight: float = 1.0
     due_s: float = 0.0
     """Due time of its first message."""
@@ -34,6 +36,11 @@ class Demand(NamedTuple):
         return min(1.0, self.need_bits / self.slot_bits)
 
 
+SHARPNESS = 4.0
+"""Exponent of the rate over its mean. 1, 2, 4 and 8 were compared in UMi street canyon at walking speed, with decided
+weights: under full load 4 and 8 carry 2.4 % more tokens than 1, elsewhere all carry as many."""
+MOST_FADE = 10.0
+"""Largest ratio of a rate and its mean, either way, that counts there."""
 Share = Callable[[Sequence[Demand]], list[float]]
 
 
@@ -91,6 +98,12 @@ def _proportional_fair(demands: Sequence[Demand]) -> list[float]:
     return in_turn(demands, sorted(range(len(demands)), key=lambda i: -metric[i]))
 
 
+def _opportunistic(demands: Sequence[Demand]) -> list[float]:
+    found = [min(MOST_FADE, max(1 / MOST_FADE, demand.slot_bits / demand.mean_bits)) for demand in demands]
+    weights = [demand.weight * fade**SHARPNESS for demand, fade in zip(demands, found, strict=True)]
+    return water_filling(weights, [demand.most for demand in demands])
+
+
 def _earliest_deadline(demands: Sequence[Demand]) -> list[float]:
     return in_turn(demands, sorted(range(len(demands)), key=lambda i: demands[i].due_s))
 
@@ -105,6 +118,8 @@ class RadioScheduler:
     """Takes the demands of a slot; returns the share of each."""
     deadlines: bool = False
     """Whether it reads `Demand.due_s`."""
+    weighted: bool = False
+    """Whether it reads `Demand.weight`."""
 
 
 RADIO_SCHEDULERS: Registry[RadioScheduler] = Registry(
@@ -113,8 +128,19 @@ RADIO_SCHEDULERS: Registry[RadioScheduler] = Registry(
     RadioScheduler("round-robin", "equal shares of the bandwidth", _equal),
     RadioScheduler("proportional-fair", "the largest ratio of rate to average throughput", _proportional_fair),
     RadioScheduler("max-min", "equal throughput", _max_min),
-    RadioScheduler("weights", "shares in proportion to fixed weights (edge-SD, eq. 27)", _weighted),
-    RadioScheduler("joint", "shares in proportion to the weights that the cell's `control` decides", _weighted),
+    RadioScheduler("weights", "shares in proportion to fixed weights (edge-SD, eq. 27)", _weighted, weighted=True),
+    RadioScheduler(
+        "opportunistic",
+        "shares in proportion to fixed weights and to the fourth power of the rate over its mean",
+        _opportunistic,
+        weighted=True,
+    ),
+    RadioScheduler(
+        "joint",
+        "shares as `opportunistic`, with the weights that the cell's `control` decides",
+        _opportunistic,
+        weighted=True,
+    ),
     RadioScheduler("edf", "the UE whose message is due first", _earliest_deadline, deadlines=True),
     of=RadioScheduler,
 )

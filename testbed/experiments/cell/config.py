@@ -239,7 +239,7 @@ class CellConfig(Config, frozen=True):
             BadInput: decisions that nothing follows.
         """
         decided, order = self.control.weights == "joint", self.radio.scheduler
-        if decided and order not in ("weights", "joint"):
+        if decided and not self.radio.weighted:
             raise BadInput(f"control.weights decides weights, which radio.scheduler {order} ignores: set it to joint")
         if order == "joint" and not decided:
             raise BadInput(

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from testbed.optim.loops.menu import Bools, Menu, MenuAtPass
 from testbed.optim.loops.objectives import LATE_WORTH, Objective, Prices
-from testbed.optim.loops.rounds import Array, IntArray, RoundChoices, RoundTable, times_s
+from testbed.optim.loops.rounds import Array, IntArray, RoundChoices, times_s
 from testbed.optim.loops.shares import divide, least_shares, log_root
 from testbed.optim.loops.state import CellState
 
-Bools = npt.NDArray[np.bool_]
 TURNS = 2
 """Updates of μ, and of the mean pass."""
 MIXES = (0.5, 0.25, 0.75)
 """Shares of the UEs that answer to the last price, of those whose choices differ from the turn before."""
 KEEP = 4
-"""Choices of each UE that are weighed after the first turn: the best ones at its prices."""
-WIDE, NARROW = 20.0, 0.5
+"""MenuAtPass of each UE that are weighed after the first turn: the best ones at its prices."""
+WIDE, NARROW = 20.0, 1.5
 """Half-widths of the bracket of log λ in the first turn and in the others."""
-PRECISION, STEPS = 0.01, 6
+PRECISION, STEPS = 0.08, 6
 """Largest error of log λ, and largest number of evaluations."""
 NO_PRICES = Prices()
 
@@ -44,6 +43,8 @@ class Decision(NamedTuple):
     """[n] index of the mode among those of the UE."""
     speeds_tps: Array
     """[n] expected token speeds."""
+    times_s: Array
+    """[n] expected times of rounds."""
     worths: Array
     """[n] what one more token per second is worth, for the order of the batch."""
     value: float
@@ -64,42 +65,6 @@ class _Solution(NamedTuple):
     def score(self) -> float:
         """What solutions are compared by."""
         return float(self.scores.sum())
-
-
-class _Menu(NamedTuple):
-    """Choices to weigh, [n, r]: all, or the best few of each UE."""
-
-    table: RoundTable
-    gain: Array
-    columns: IntArray
-    """Columns in the table of all choices."""
-    allowed: Bools
-    present: Bools
-    """Which one a UE has until now."""
-
-    def best(self, values: Array, count: int) -> _Menu:
-        """The `count` choices of each UE with the highest values, [n, r]."""
-        if values.shape[1] <= count:
-            return self
-        at = np.argpartition(-values, count, axis=1)[:, :count]
-
-        def taken(part: npt.NDArray[Any]) -> Any:
-            return np.take_along_axis(part, at, axis=1)
-
-        return _Menu(RoundTable(*map(taken, self.table)), *map(taken, self[1:]))
-
-
-class _Choices(NamedTuple):
-    """A menu at one mean pass, [n, r'] with r' = r, or 2·r where promises count: kept, then broken."""
-
-    gain: Array
-    fixed_s: Array
-    air_s: Array
-    lower: Array
-    fits: Bools
-    extra: Array
-    """Price of the verifier's time."""
-    present: Bools
 
 
 def decide(
@@ -135,28 +100,24 @@ class _Search:
         self.objective, self.stay = objective, stay
         self.gain = objective.gain(rounds.table, prices)
         self.least = least_shares(rounds.activity)
-        self.given: Array | None = None
-        if weights is not None:
-            sending = rounds.activity * np.asarray(weights, float)
-            self.given = sending / sending.sum()
+        self.given = None if weights is None else np.asarray(weights, float)
         known = [(ue, rounds.column(*choice)) for ue, choice in enumerate(current) if choice is not None]
         self.present = np.full(len(cell.ues), -1)
         """Present column of each UE; -1: unknown."""
         self.present[[ue for ue, _ in known]] = [column for _, column in known]
         columns = np.broadcast_to(np.arange(self.gain.shape[1]), self.gain.shape)
-        self.menu = _Menu(rounds.table, self.gain, columns, rounds.allowed, columns == self.present[:, None])
+        self.menu = Menu(rounds.table, self.gain, columns, rounds.allowed, columns == self.present[:, None])
         self.promises = objective.promises and bool(rounds.promise.any())
         self._log_price = 0.0
-        self._near: float | None = None
-        """The last price; None: there is none yet."""
         self._half = WIDE
 
     # ------------------------------------------------------------ prices
 
     def solved(self) -> _Solution:
         """The best solution over the turns."""
-        middle = self._settled(self.rounds.allowed.argmax(axis=1), self.rounds.promise > 0)
-        turns = [middle]
+        first = np.where(self.present < 0, self.rounds.middle, self.present)
+        turns = [self._settled(first, self.rounds.promise > 0)]
+        self._log_price = self._marginal(turns[0])
         for turn in range(TURNS):
             choices = self._choices(turns[-1])
             found = [self._settled(columns, kept) for columns, kept in self._responses(choices)]
@@ -164,6 +125,14 @@ class _Search:
             if turn == 0:
                 self.menu = self.menu.best(self._worth(choices), KEEP)
         return max(*turns, *self._between(*turns[-2:]), key=lambda one: one.score)
+
+    def _marginal(self, found: _Solution) -> float:
+        """Logarithm of what a larger share is worth: the median over the UEs that send."""
+        chosen = self.rounds.table.chosen(found.columns)
+        gain = self.gain[np.arange(len(found.columns)), found.columns]
+        worths = self.objective.slope(gain, found.times_s) * chosen.air_s * chosen.activity / found.shares**2
+        worths = worths[worths > 0]
+        return math.log(float(np.median(worths))) if len(worths) else 0.0
 
     def _between(self, one: _Solution, other: _Solution) -> list[_Solution]:
         """Solutions between those of the last two turns: where equal UEs have equal choices, all of them answer to a
@@ -180,13 +149,13 @@ class _Search:
             found.append(self._settled(columns, np.where(moved, other.kept, one.kept)))
         return found
 
-    def _worth(self, choices: _Choices) -> Array:
+    def _worth(self, choices: MenuAtPass) -> Array:
         """[n, r] values of the menu's choices at the present price, whether promises are kept or not."""
         values, _ = self._values(choices, self._log_price)
         best: Array = values.reshape(len(values), -1, self.menu.gain.shape[1]).max(axis=1)
         return np.where(self.menu.present, np.inf, best)
 
-    def _choices(self, last: _Solution) -> _Choices:
+    def _choices(self, last: _Solution) -> MenuAtPass:
         """The menu at the mean pass of a solution, and at what a longer pass costs there."""
         rounds, menu = self.rounds, self.menu
         chosen = rounds.table.chosen(last.columns)
@@ -196,15 +165,26 @@ class _Search:
         fixed_s, air_s = rounds.terms(menu.table, pass_s)
         lower = np.broadcast_to(self.least[:, None], fixed_s.shape)
         extra = price * rounds.lengthens(chosen, pass_s) * rounds.joins(menu.table, pass_s) * menu.table.pass_s
+        shares = self._given_shares(chosen.activity, menu.table.activity)
         if not self.promises:
-            return _Choices(menu.gain, fixed_s, air_s, lower, menu.allowed, extra, menu.present)
+            return MenuAtPass(menu.gain, fixed_s, air_s, lower, menu.allowed, extra, menu.present, shares)
         promise = rounds.promise[:, None]
         needed = _needed(menu.table.tokens, fixed_s, air_s, promise)
         fits = np.hstack([menu.allowed & (needed <= 1), menu.allowed & (promise > 0)])
         lower = np.hstack([np.clip(needed, lower, 1.0), lower])
         fixed_s, air_s, extra = (np.hstack([part, part]) for part in (fixed_s, air_s, extra))
         gains = np.hstack([menu.gain, LATE_WORTH * menu.gain])
-        return _Choices(gains, fixed_s, air_s, lower, fits, extra, np.hstack([menu.present] * 2))
+        if shares is not None:
+            shares = np.hstack([shares, shares])
+        return MenuAtPass(gains, fixed_s, air_s, lower, fits, extra, np.hstack([menu.present] * 2), shares)
+
+    def _given_shares(self, chosen: Array, activity: Array) -> Array | None:
+        """Shares with the given weights, [n, r], if a UE has these activities and the others those of their choices."""
+        if self.given is None:
+            return None
+        sending, present = activity * self.given[:, None], chosen * self.given
+        shares: Array = sending / (sending + (present.sum() - present)[:, None])
+        return shares
 
     def _counted(self, gain: Array, kept: Bools) -> Array:
         """[n] gains as they count: broken promises less."""
@@ -212,7 +192,7 @@ class _Search:
             return gain
         return np.where(kept | (self.rounds.promise == 0), gain, LATE_WORTH * gain)
 
-    def _responses(self, choices: _Choices) -> list[tuple[IntArray, Bools]]:
+    def _responses(self, choices: MenuAtPass) -> list[tuple[IntArray, Bools]]:
         """The UEs' best choices on both sides of the price at which the shares add up to 1."""
         if self.given is not None:
             return [self._respond(choices, None)[:2]]
@@ -225,25 +205,23 @@ class _Search:
                 sides[total > 1] = abs(math.log(total)), columns, kept
             return total
 
-        low, high = self._log_price - self._half, self._log_price + self._half
-        self._log_price, self._half = log_root(used, low, high, PRECISION, STEPS), NARROW
-        self._near = self._log_price
+        bracket = self._log_price - self._half, self._log_price + self._half
+        self._log_price, self._half = log_root(used, self._log_price, *bracket, PRECISION, STEPS), NARROW
         return [(columns, kept) for _, columns, kept in sides.values()]
 
-    def _respond(self, choices: _Choices, log_price: float | None) -> tuple[IntArray, Bools, float]:
+    def _respond(self, choices: MenuAtPass, log_price: float | None) -> tuple[IntArray, Bools, float]:
         """Columns, whether promises shall be kept, and the sum of the shares."""
         values, shares = self._values(choices, log_price)
         best, many, ues = values.argmax(axis=1), self.menu.gain.shape[1], np.arange(len(values))
         kept = (best < many) & (self.rounds.promise > 0)
         return self.menu.columns[ues, best % many], kept, float(shares[ues, best].sum())
 
-    def _values(self, choices: _Choices, log_price: float | None) -> tuple[Array, Array]:
+    def _values(self, choices: MenuAtPass, log_price: float | None) -> tuple[Array, Array]:
         """Values and shares of all choices at a price; None: the shares are given."""
-        gain, fixed_s, air_s, lower, fits, extra, present = choices
+        gain, fixed_s, air_s, lower, fits, extra, present, shares = choices
         price = 0.0
-        if self.given is not None or log_price is None:
-            assert self.given is not None
-            shares = np.broadcast_to(self.given[:, None], gain.shape)
+        if shares is not None or log_price is None:
+            assert shares is not None
             fits = fits & ((shares >= lower * (1 - 1e-9)) | (lower <= self.least[:, None]))
         else:
             price = math.exp(log_price)
@@ -262,14 +240,16 @@ class _Search:
         rounds, chosen = self.rounds, self.rounds.table.chosen(columns)
         fixed_s, air_s = rounds.terms(chosen, rounds.pass_s(chosen))
         gain = self.gain[np.arange(len(columns)), columns]
-        shares = self.given
-        if shares is None:
+        if self.given is not None:
+            sending = chosen.activity * self.given
+            shares = sending / sending.sum()
+        else:
             needed = np.maximum(_needed(chosen.tokens, fixed_s, air_s, rounds.promise), self.least)
             kept = kept & self.promises & (needed <= 1)
             while (lower := np.where(kept, needed, self.least)).sum() > 1:
                 kept = kept.copy()
                 kept[np.where(kept, needed / np.maximum(gain, 1e-12), -np.inf).argmax()] = False
-            shares = divide(self.objective, self._counted(gain, kept), fixed_s, air_s, lower, self._near)
+            shares = divide(self.objective, self._counted(gain, kept), fixed_s, air_s, lower, self._log_price)
         times = times_s(fixed_s, air_s, shares)
         worth = self.objective.worths(gain, chosen.tokens, times, rounds.promise)
         score = np.where(columns == self.present, self.objective.favoured(worth, self.stay), worth)
@@ -278,11 +258,11 @@ class _Search:
     def decision(self, found: _Solution) -> Decision:
         """The solution as the loops carry it out."""
         modes, windows = self.rounds.of_column(found.columns)
-        weights = found.shares / self.rounds.activity
-        tokens = self.rounds.table.chosen(found.columns).tokens
+        chosen = self.rounds.table.chosen(found.columns)
+        weights, tokens = found.shares / chosen.activity, chosen.tokens
         slope = self.objective.slope(self.gain[np.arange(len(windows)), found.columns], found.times_s)
         return Decision(
-            weights * len(weights) / weights.sum(), windows, modes, tokens / found.times_s,
+            weights * len(weights) / weights.sum(), windows, modes, tokens / found.times_s, found.times_s,
             slope * found.times_s**2 / tokens, found.value,
         )  # fmt: skip
 

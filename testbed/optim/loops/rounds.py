@@ -2,16 +2,21 @@
 
 Symbols of UE i with window K in some mode: E tokens committed per round, A time of drafting and of round trips, c time
 on an uplink of its own (bits over rate), q share of its time with data for the uplink, s its part of a pass, p its
-rounds per pass (P/T of each choice, relative to the one at which it was measured, where that is known), φ its radio
-weight.
+rounds per pass, φ its radio weight.
 
 UEs share the uplink in proportion to their weights, those that have data (discriminatory processor sharing). While UE i
 sends, it finds UE j sending with probability q_j (Bard and Schweitzer's approximation), so that it is on the air for
 
     c·(1 + Σ_{j≠i} q_j·φ_j / φ_i) = c·(1 − q_i) + c·q_i / z_i        with z_i = q_i·φ_i / Σ_j q_j·φ_j, Σ z = 1.
 
-q = 1 for all is a band divided into fixed shares z, as in edge-SD. A pass takes P = c_0 + Σ p_i·s_i (WISP eq. 19 at the
-mean pass, c_0 with the prompts that passes compute); a round stays for h passes and, unless it is in every pass, is in
+q = 1 for all is a band divided into fixed shares z, as in edge-SD.
+
+q and p are given, or follow from what is measured of the cell at its mean pass: the sum W of the weights of the UEs
+that have data at a time, and the ratio κ of rounds to those expected. With R for all but the uplink, the mean activity
+q' = W / Σ φ, and σ = 1 − q' + W/φ, a choice has q = σ·c/(R + σ·c), and p = κ·P/(R + σ·c).
+
+A pass takes P = (c_0 + Σ p_i·s_i) / (1 − f) (WISP eq. 19 at the
+mean pass; prompts take the share f of the time); a round stays for h passes and, unless it is in every pass, is in
 its own: W = h·P + (1 − p_i)·s_i. So
 
     T_i = A + c·(1 − q) + (1 − p)·s + h·P + c·q / z = a + k / z,      speed v_i = E / T_i.
@@ -35,15 +40,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from testbed.optim.loops.state import LEAST_BPS, CellState, UeState
+from testbed.optim.loops.state import LEAST_BPS, CellState
 
-PASS_STEPS = 6
+PASS_STEPS = 4
 """Steps towards the fixed point of the mean pass and the rounds per pass."""
 LONGER, LEAST_ROOM = 1.05, 0.2
 """Factor by which a pass is made longer to see how many more rounds join it, and least share of what is added that is
 not added again by these rounds."""
 LEAST_S = 1e-6
 """Least time of a round."""
+LEAST_ACTIVITY = 1e-4
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -64,6 +70,8 @@ class RoundTable(NamedTuple):
     """Expected risk per round."""
     joins: Array
     """p"""
+    activity: Array
+    """q"""
     waits: Array
     """h"""
     overlap: Array
@@ -72,7 +80,7 @@ class RoundTable(NamedTuple):
     drafting_overlap: Array
     """A and the factor where drafting takes longer than R; the same as the others without lookahead."""
     round_s: Array
-    """T at the present pass; 0 where p is given, whatever the pass."""
+    """R + σ·c at the measured pass; 0 where p is given."""
 
     def chosen(self, columns: IntArray) -> RoundTable:
         """One choice of each UE."""
@@ -91,13 +99,20 @@ class RoundChoices:
         window = np.arange(self.width)
         fits = (window >= low[:, None]) & (window <= high[:, None])
         given = np.arange(self.modes) < np.array([len(ue.modes) for ue in ues])[:, None]
+        self.middle: IntArray = (low + high + 1) // 2
+        """[n] columns of windows in the middle, in the first mode."""
         self.allowed = (given[:, :, None] & fits[:, None, :]).reshape(len(ues), -1)
-        columns = [(ue.activity, ue.joins, ue.speed_tps or 0.0) for ue in ues]
-        self.activity, joins, self.promise = _rows(columns).T.copy()
-        self.table = self._table(cell, joins, window.astype(np.float64))
-        self.base_s, self.present_s = cell.passes.c + cell.prompts_s, cell.pass_s
+        columns = [(ue.activity, ue.joins, ue.weight, ue.speed_tps or 0.0) for ue in ues]
+        self.activity, joins, weights, self.promise = _rows(columns).T.copy()
+        self.loads, stretch = cell.loads, weights
+        self._begin_s, self._free = cell.passes.c, 1 - cell.prompts
+        if self.loads is not None:
+            mean = self.loads.sending / weights.sum()
+            self.activity[:] = min(1.0, max(LEAST_ACTIVITY, mean))
+            stretch = 1 - self.activity + self.loads.sending / weights
+        self.table = self._table(cell, joins, stretch, window.astype(np.float64))
 
-    def _table(self, cell: CellState, joins: Array, window: Array) -> RoundTable:
+    def _table(self, cell: CellState, joins: Array, stretch: Array, window: Array) -> RoundTable:
         ues, times, count = cell.ues, cell.passes, self.modes
         modes = [(*ue.modes, *[ue.modes[0]] * (count - len(ue.modes))) for ue in ues]
         flat = [mode for each in modes for mode in each]
@@ -124,11 +139,13 @@ class RoundChoices:
         hidden_s = missed * own_s + (further_s + trips * link_s) * overlap
         drafting_s = missed * (own_s + trips * link_s) + further_s
         air_s = bits / np.maximum(rate, LEAST_BPS) * (overlap + void)
-        joins, round_s = joins[:, None, None], np.zeros(1)
-        if any(ue.joins_at is not None for ue in ues):
-            at_bs_s = cell.waits * cell.pass_s
-            round_s = np.maximum(hidden_s + at_bs_s * overlap, drafting_s + at_bs_s * missed) + air_s
-            joins, round_s = _joins(ues, joins, round_s)
+        joins, activity, round_s = joins[:, None, None], self.activity[:, None, None], np.zeros(1)
+        if self.loads is not None:
+            at_bs_s, sent_s = cell.waits * self.loads.pass_s, stretch[:, None, None] * air_s
+            rest_s = np.maximum(hidden_s + at_bs_s * overlap, drafting_s + at_bs_s * missed)
+            round_s = np.maximum(rest_s + sent_s, LEAST_S)
+            joins = np.minimum(self.loads.rounds * self.loads.pass_s / round_s, 1.0)
+            activity = np.where(drafts, np.maximum(sent_s / round_s, LEAST_ACTIVITY), activity)
         reached = np.concatenate([np.zeros_like(tokens[:, :, :1]), tokens[:, :, :-1]], axis=2)
         parts = (
             tokens,
@@ -138,6 +155,7 @@ class RoundChoices:
             (window * draft_j + bits * bit_j) * (1 + void),
             reached * risk,
             np.where(drafts, joins, cell.served),
+            activity,
             np.where(drafts, cell.waits, 1 / cell.served),
             overlap,
             drafting_s,
@@ -149,35 +167,38 @@ class RoundChoices:
 
     def pass_s(self, chosen: RoundTable) -> float:
         """P: the mean pass with these choices, [n]; where p depends on it, their fixed point."""
-        found = max(self.present_s, self.base_s)
-        for _ in range(PASS_STEPS if self.present_s else 1):
-            found = self.base_s + float(self.joins(chosen, found) @ chosen.pass_s)
+        found = self._begin_s if self.loads is None else max(self.loads.pass_s, self._begin_s)
+        for _ in range(1 if self.loads is None else PASS_STEPS):
+            found = self.with_prompts(float(self.joins(chosen, found) @ chosen.pass_s))
         return found
+
+    def with_prompts(self, work_s: float) -> float:
+        """A pass with `work_s` for rounds."""
+        return (self._begin_s + work_s) / self._free
 
     def lengthens(self, chosen: RoundTable, pass_s: float) -> float:
         """Growth of P [s] per second that is added to a pass of `pass_s`, with these choices, [n]. It is 1 or more,
         since UEs have rounds in more of the passes when passes are longer.
         """
-        if not self.present_s:
-            return 1.0
+        if self.loads is None:
+            return 1 / self._free
         before, after = (float(self.joins(chosen, factor * pass_s) @ chosen.pass_s) for factor in (1.0, LONGER))
-        return 1 / max(LEAST_ROOM, 1 - (after - before) / ((LONGER - 1) * pass_s))
+        return 1 / max(LEAST_ROOM, self._free - (after - before) / ((LONGER - 1) * pass_s))
 
     def joins(self, table: RoundTable, pass_s: float) -> Array:
         """p at a mean pass, in the table's shape: the rest of a round does not depend on it."""
-        if not self.present_s:
+        if self.loads is None:
             return table.joins
-        round_s = table.round_s + table.waits * table.overlap * (pass_s - self.present_s)
-        scaled = table.joins * table.round_s / np.maximum(round_s, LEAST_S) * (pass_s / self.present_s)
-        return np.where(table.round_s > 0, np.minimum(scaled, 1.0), table.joins)
+        round_s = table.round_s + table.waits * table.overlap * (pass_s - self.loads.pass_s)
+        found = np.minimum(self.loads.rounds * pass_s / np.maximum(round_s, LEAST_S), 1.0)
+        return np.where(table.round_s > 0, found, table.joins)
 
     def terms(self, table: RoundTable, pass_s: float) -> tuple[Array, Array]:
         """a and k of the time a + k/z of a round, in the table's shape."""
-        activity = self.activity.reshape((-1,) + (1,) * (table.tokens.ndim - 1))
         at_bs_s = (1 - self.joins(table, pass_s)) * table.pass_s + table.waits * pass_s
         drafting_s = table.drafting_s + at_bs_s * table.drafting_overlap
         rest_s = np.maximum(table.fixed_s + at_bs_s * table.overlap, drafting_s)
-        return rest_s + table.air_s * (1 - activity), table.air_s * activity
+        return rest_s + table.air_s * (1 - table.activity), table.air_s * table.activity
 
     def column(self, mode: int, window: int) -> int:
         """Column of a mode and a window."""
@@ -186,18 +207,6 @@ class RoundChoices:
     def of_column(self, columns: IntArray) -> tuple[IntArray, IntArray]:
         """Modes and windows of columns."""
         return columns // self.width, columns % self.width
-
-
-def _joins(ues: Sequence[UeState], joins: Array, times_s: Array) -> tuple[Array, Array]:
-    """[n, modes, width] rounds per pass: those at `joins_at`, in inverse proportion to the time of a round; and this
-    time, 0 of UEs whose rounds per pass are given.
-    """
-    known = [ue.joins_at or (0, 0) for ue in ues]
-    modes, windows = (np.minimum([one[at] for one in known], times_s.shape[1 + at] - 1) for at in (0, 1))
-    whole = np.broadcast_to(times_s, (len(ues), *times_s.shape[1:]))
-    scaled = joins * whole[np.arange(len(ues)), modes, windows][:, None, None] / np.maximum(whole, LEAST_S)
-    given = np.array([ue.joins_at is None for ue in ues])[:, None, None]
-    return np.where(given, joins, np.minimum(scaled, 1.0)), np.where(given, 0.0, whole)
 
 
 def times_s(fixed_s: Array, air_s: Array, shares: Array) -> Array:

@@ -60,11 +60,11 @@ class UeState:
     speed_tps: float | None = None
     """Promised token speed [tokens/s]; None: none."""
     activity: float = 1.0
-    """q: share of its time, in (0, 1], during which it has data for the uplink; 1: always."""
+    """q: share of its time, in (0, 1], during which it has data for the uplink; 1: always. Unused with `loads`."""
     joins: float = 1.0
-    """p: its rounds per pass of the BS, in [0, 1]; 1: every pass verifies a round of it."""
-    joins_at: tuple[int, int] | None = None
-    """Mode and window at which `joins` holds, longer rounds join fewer passes; None: it holds for all of them."""
+    """p: its rounds per pass of the BS, in [0, 1]; 1: every pass verifies a round of it. Unused with `loads`."""
+    weight: float = 1.0
+    """φ: its radio weight until now, for cells with `loads`."""
     cached: float = 0.0
     """Tokens of its committed prefix in the BS's cache."""
     extra: float = 0.0
@@ -84,8 +84,21 @@ class UeState:
             raise BadInput("a UE needs a way of carrying rounds, with an acceptance rate")
         if not (0 < self.activity <= 1 and 0 <= self.joins <= 1):
             raise BadInput(f"activity lies in (0, 1] and joins in [0, 1], not {self.activity:g} and {self.joins:g}")
+        if not self.weight > 0:
+            raise BadInput(f"a radio weight is positive, not {self.weight:g}")
         if not all(value >= 0 for value in (self.rate_bps, self.draft_s, self.link_s, self.backlog_bits, self.extra)):
             raise BadInput("rates, times and backlogs must be 0 or more")
+
+
+class Measured(NamedTuple):
+    """What is measured of a cell that serves; rounds per pass and activity of all choices follow from it."""
+
+    pass_s: float
+    """Mean pass."""
+    sending: float = 0.0
+    """Mean of Σ φ of the UEs that have data for the uplink."""
+    rounds: float = 1.0
+    """κ: rounds that were verified, relative to those that the model expected."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +114,10 @@ class CellState:
     """Pass times, eq. 19 of WISP."""
     waits: float = 1.0
     """h: passes that a round stays at the BS on average: its own, and what is left of the one before."""
-    pass_s: float = 0.0
-    """Mean pass at present, for UEs with `joins_at`."""
-    prompts_s: float = 0.0
-    """Time of a pass for prompts, whatever is decided."""
+    loads: Measured | None = None
+    """None: UEs have the same rounds per pass and activity whatever is decided."""
+    prompts: float = 0.0
+    """f: share of the verifier's time, in [0, 1), that prompts take, whatever is decided."""
     served: float = 1.0
     """Rounds per pass of a UE for which the BS decodes alone; below 1 where the scheduler leaves requests waiting."""
 
@@ -113,7 +126,9 @@ class CellState:
             raise BadInput("nothing to decide: no UE decodes")
         if not self.waits >= 1:
             raise BadInput(f"a round stays for at least its own pass, not {self.waits:g}")
-        if not self.prompts_s >= 0:
-            raise BadInput(f"prompts take 0 s or more, not {self.prompts_s:g}")
+        if self.loads is not None and not (self.loads.pass_s > 0 and self.loads.sending >= 0 and self.loads.rounds > 0):
+            raise BadInput("the mean pass and the rounds must be positive, and what is sent 0 or more")
+        if not 0 <= self.prompts < 1:
+            raise BadInput(f"prompts take a share of the time in [0, 1), not {self.prompts:g}")
         if not 0 < self.served <= 1:
             raise BadInput(f"a UE has at most one round in a pass, and some in the long run, not {self.served:g}")

@@ -90,7 +90,7 @@ class _Together:
         """The plan with these choices."""
         rounds, chosen = self._rounds, self._rounds.table.chosen(columns)
         shares, arrival_s = arrive_together(np.maximum(chosen.fixed_s, chosen.drafting_s), chosen.air_s)
-        round_s = arrival_s + rounds.base_s + float(chosen.pass_s.sum())
+        round_s = arrival_s + rounds.with_prompts(float(chosen.pass_s.sum()))
         gain, times = self._gain[np.arange(len(columns)), columns], np.full(len(columns), round_s)
         worths = self._objective.worths(gain, chosen.tokens, times, rounds.promise)
         return TogetherPlan(shares, *rounds.of_column(columns)[::-1], round_s, float(worths.sum()))

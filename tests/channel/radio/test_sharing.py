@@ -15,6 +15,7 @@ DEMANDS = st.lists(
         need_bits=st.floats(1, 1e6),
         slot_bits=st.floats(1, 1e5),
         average_bits=st.floats(1e-3, 1e5),
+        mean_bits=st.floats(1, 1e5),
         weight=st.floats(1e-3, 1e3),
         due_s=st.floats(0, 10),
     ),
@@ -42,10 +43,11 @@ def test_water_filling_is_the_level_found_by_bisection(parts: list[tuple[float, 
 
 
 def test_full_buffers_get_what_each_scheduler_is_named_for() -> None:
-    demands = [Demand(1e9, 1000, 100, 3, 2.0), Demand(1e9, 4000, 500, 1, 1.0)]
+    demands = [Demand(1e9, 1000, 100, 500, 3, 2.0), Demand(1e9, 4000, 500, 4000, 1, 1.0)]
     shares = {kind: entry.share(demands) for kind, entry in RADIO_SCHEDULERS.items()}
     assert shares["round-robin"] == [0.5, 0.5]
     assert shares["weights"] == [0.75, 0.25]
+    assert shares["opportunistic"] == shares["joint"] == pytest.approx([48 / 49, 1 / 49])
     assert shares["max-min"] == pytest.approx([0.8, 0.2])  # 800 bits each
     assert shares["proportional-fair"] == [1.0, 0.0]  # 10 against 8
     assert shares["edf"] == [0.0, 1.0]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from testbed.optim.loops.state import CellState, RoundMode, UeState
+from testbed.optim.loops.state import CellState, Measured, RoundMode, UeState
 from testbed.optim.pass_time import Coefficients
 
 A100 = Coefficients(a=3.314e-5, b_compute=3.450e-8, b_read=4.620e-6, c=1.486e-2)
 """WISP, Table 12."""
 SHARES = 200
 LATE = 0.1
+PASS_S = 0.03
+"""Pass at which loads were measured."""
 
 
 def modes(alpha: float, hidden: int = 2048) -> tuple[RoundMode, ...]:
@@ -26,8 +31,10 @@ def modes(alpha: float, hidden: int = 2048) -> tuple[RoundMode, ...]:
     )
 
 
-def random_cell(rng: np.random.Generator, ues: int, least: int = 1) -> CellState:
-    """A cell whose UEs differ in everything; their windows begin at `least` or above."""
+def random_cell(rng: np.random.Generator, ues: int, least: int = 1, measured: bool = False) -> CellState:
+    """A cell whose UEs differ in everything; their windows begin at `least` or above. Rounds per pass and activity are
+    given, or those of a cell that was measured.
+    """
     reserved = rng.random() < 0.5
     found = []
     for _ in range(ues):
@@ -47,7 +54,12 @@ def random_cell(rng: np.random.Generator, ues: int, least: int = 1) -> CellState
                 backlog_bits=float(rng.choice([0.0, 1e4])),
             )
         )  # fmt: skip
-    return CellState(tuple(found), A100, waits=float(rng.uniform(1, 1.5)))
+    waits = float(rng.uniform(1, 1.5))
+    if not measured:
+        return CellState(tuple(found), A100, waits)
+    weighted = [replace(ue, weight=float(rng.uniform(0.3, 3))) for ue in found]
+    loads = Measured(PASS_S, sending=float(rng.uniform(0, 1)) * sum(ue.weight for ue in weighted), rounds=1.1)
+    return CellState(tuple(weighted), A100, waits, loads=loads)
 
 
 def expected_tokens(acceptance: tuple[float, ...], window: int) -> float:
@@ -70,34 +82,65 @@ def work_s(ue: UeState, window: int) -> float:
     return A100.a * new + A100.b_compute * (old + new) * new + A100.b_read * old
 
 
-def passes(cell: CellState, ue: UeState, window: int) -> tuple[float, float]:
-    """Rounds per pass, and passes that a round stays: a UE without windows is in every pass, with one token."""
-    return (ue.joins, cell.waits) if window else (1.0, 1.0)
+class Parts(NamedTuple):
+    """Times of a round, in seconds, without a share of the radio."""
+
+    rest: float
+    """All but the uplink, for given passes."""
+    air: float
+    """On an uplink of its own."""
 
 
-def speeds(cell: CellState, at: int, choice: tuple[int, int], pass_s: float, shares: np.ndarray) -> np.ndarray:
-    """Token speed of a UE at each of these shares."""
-    ue, mode = cell.ues[at], cell.ues[at].modes[choice[0]]
-    window = choice[1]
-    joins, waits = passes(cell, ue, window)
-    if not window:
-        return np.full(len(shares), 1 / (waits * pass_s + (1 - joins) * work_s(ue, 0)))
+def parts(cell: CellState, ue: UeState, choice: tuple[int, int], at_bs_s: float) -> Parts:
+    """Times of a round that stays at the BS for so long, one that drafts."""
+    mode, window = ue.modes[choice[0]], choice[1]
     requested = window * mode.asked
     bits = ue.backlog_bits + mode.fixed_bits + window * mode.token_bits + requested * mode.asked_bits
     trips = 1 + (1 - (1 - mode.asked) ** window)
-    alone_s = bits / ue.rate_bps
+    air_s, drafts_s, link_s = bits / ue.rate_bps, window * ue.draft_s, trips * ue.link_s
+    if not mode.ahead:
+        return Parts(drafts_s + link_s + at_bs_s, air_s)
+    rates = [mode.acceptance[min(i, len(mode.acceptance) - 1)] for i in range(window + 1)]
+    hit = math.prod(rates[:-1]) * min(rates[-1], mode.guess)
+    further_s = hit * (window + 1) * ue.draft_s
+    overlapped = (1 - hit) * drafts_s + (further_s + link_s + at_bs_s) / (1 + hit)
+    drafting_s = (1 - hit) * (drafts_s + link_s + at_bs_s) + further_s
+    return Parts(max(overlapped, drafting_s), air_s * (1 / (1 + hit) + 1 - hit))
+
+
+def loads(cell: CellState, ue: UeState, choice: tuple[int, int], pass_s: float) -> tuple[float, float]:
+    """Rounds per pass of `pass_s`, and activity: given, or those of rounds in the measured cell."""
+    if cell.loads is None:
+        return ue.joins, ue.activity
+    own, then = (parts(cell, ue, choice, cell.waits * length_s) for length_s in (cell.loads.pass_s, pass_s))
+    mean = min(1.0, max(1e-4, cell.loads.sending / sum(one.weight for one in cell.ues)))
+    sent_s = own.air * (1 - mean + cell.loads.sending / ue.weight)
+    return min(1.0, cell.loads.rounds * pass_s / (then.rest + sent_s)), max(1e-4, sent_s / (own.rest + sent_s))
+
+
+def mean_pass_s(cell: CellState, combination: Sequence[tuple[int, int]]) -> float:
+    """The mean pass at which the rounds per pass are those of rounds with this pass."""
+    pass_s = A100.c if cell.loads is None else cell.loads.pass_s
+    for _ in range(1 if cell.loads is None else 100):
+        joins = [
+            loads(cell, ue, choice, pass_s)[0] if choice[1] else 1.0
+            for ue, choice in zip(cell.ues, combination, strict=True)
+        ]
+        works = [work_s(ue, choice[1]) for ue, choice in zip(cell.ues, combination, strict=True)]
+        pass_s = A100.c + sum(share * work for share, work in zip(joins, works, strict=True))
+    return pass_s
+
+
+def speeds(cell: CellState, at: int, choice: tuple[int, int], pass_s: float, shares: np.ndarray) -> np.ndarray:
+    """Token speed of a UE at each of these shares; without a window it is in every pass, with one token."""
+    ue, (mode, window) = cell.ues[at], choice
+    if not window:
+        return np.full(len(shares), 1 / pass_s)
+    joins, activity = loads(cell, ue, choice, pass_s)
+    found = parts(cell, ue, choice, cell.waits * pass_s + (1 - joins) * work_s(ue, window))
     with np.errstate(divide="ignore"):
-        air_s = alone_s * (1 - ue.activity) + alone_s * ue.activity / shares
-    at_bs_s = waits * pass_s + (1 - joins) * work_s(ue, window)
-    drafts_s, link_s = window * ue.draft_s, trips * ue.link_s
-    if mode.ahead:
-        rates = [mode.acceptance[min(i, len(mode.acceptance) - 1)] for i in range(window + 1)]
-        hit = math.prod(rates[:-1]) * min(rates[-1], mode.guess)
-        further_s = hit * (window + 1) * ue.draft_s
-        overlapped = (1 - hit) * drafts_s + (further_s + link_s + at_bs_s) / (1 + hit)
-        drafts_s = max(overlapped, (1 - hit) * (drafts_s + link_s + at_bs_s) + further_s)
-        air_s, link_s, at_bs_s = air_s * (1 / (1 + hit) + 1 - hit), 0.0, 0.0
-    return expected_tokens(mode.acceptance, window) / (drafts_s + link_s + air_s + at_bs_s)
+        air_s = found.air * (1 - activity) + found.air * activity / shares
+    return expected_tokens(ue.modes[mode].acceptance, window) / (found.rest + air_s)
 
 
 def utilities(kind: str, speed: np.ndarray, promise: float | None) -> np.ndarray:
@@ -113,8 +156,7 @@ def brute_force(cell: CellState, kind: str) -> float:
     grid, best = np.arange(SHARES + 1) / SHARES, -math.inf
     back = np.arange(SHARES + 1)[:, None] - np.arange(SHARES + 1)[None, :]
     for combination in itertools.product(*map(choices, cell.ues)):
-        chosen = [(ue, choice[1]) for ue, choice in zip(cell.ues, combination, strict=True)]
-        pass_s = A100.c + sum(passes(cell, ue, window)[0] * work_s(ue, window) for ue, window in chosen)
+        pass_s = mean_pass_s(cell, combination)
         total = np.zeros(SHARES + 1)
         for at, choice in enumerate(combination):
             own = utilities(kind, speeds(cell, at, choice, pass_s, grid), cell.ues[at].speed_tps)

@@ -16,9 +16,24 @@ from testbed.optim.loops.objectives import OBJECTIVES, Prices
 from testbed.optim.loops.rounds import RoundChoices, times_s
 from testbed.optim.loops.shares import divide, least_shares
 from testbed.optim.loops.state import CellState, RoundMode, UeState
-from tests.optim.loops.cells import A100, brute_force, expected_tokens, modes, random_cell, speeds, utilities
+from tests.optim.loops.cells import (
+    A100,
+    brute_force,
+    expected_tokens,
+    loads,
+    mean_pass_s,
+    modes,
+    random_cell,
+    speeds,
+    utilities,
+)
 
 GOODPUT, FAIR = OBJECTIVES["goodput"], OBJECTIVES["fair"]
+
+
+def idle(cell: CellState, ue: UeState) -> float:
+    """Activity that counts for a UE which sends nothing."""
+    return ue.activity if cell.loads is None else cell.loads.sending / sum(one.weight for one in cell.ues)
 
 
 def ratio(kind: str, found: float, best: float, ues: int) -> float:
@@ -28,31 +43,30 @@ def ratio(kind: str, found: float, best: float, ues: int) -> float:
 
 @pytest.mark.parametrize("kind", sorted(OBJECTIVES))
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), ues=st.integers(1, 4), least=st.integers(0, 1))
-def test_within_ten_percent_of_brute_force(kind: str, seed: int, ues: int, least: int) -> None:
-    cell = random_cell(np.random.default_rng(seed), ues, least)
+@given(seed=st.integers(0, 2**32), ues=st.integers(1, 4), least=st.integers(0, 1), measured=st.booleans())
+def test_within_ten_percent_of_brute_force(kind: str, seed: int, ues: int, least: int, measured: bool) -> None:
+    cell = random_cell(np.random.default_rng(seed), ues, least, measured)
     decision = decide(cell, OBJECTIVES[kind])
     assert ratio(kind, decision.value, brute_force(cell, kind), ues) >= 0.9
 
 
 @pytest.mark.parametrize("kind", sorted(OBJECTIVES))
 def test_the_value_is_what_the_decision_gives(kind: str) -> None:
-    for seed in range(20):
-        cell = random_cell(np.random.default_rng(seed), 4, least=seed % 2)
+    for seed in range(40):
+        cell = random_cell(np.random.default_rng(seed), 4, least=seed % 2, measured=seed >= 20)
         decision = decide(cell, OBJECTIVES[kind])
-        activity = np.array([ue.activity for ue in cell.ues])
+        chosen = [(int(mode), int(window)) for mode, window in zip(decision.modes, decision.windows, strict=True)]
+        pass_s = mean_pass_s(cell, chosen)
+        pairs = zip(cell.ues, chosen, strict=True)
+        activity = np.array([loads(cell, ue, one, pass_s)[1] if one[1] else idle(cell, ue) for ue, one in pairs])
         sending = activity * decision.weights
         shares = sending / sending.sum()
-        rounds = RoundChoices(cell)
-        columns = np.array([rounds.column(m, k) for m, k in zip(decision.modes, decision.windows, strict=True)])
-        pass_s = rounds.pass_s(rounds.table.chosen(columns))
         value = 0.0
-        for at, ue in enumerate(cell.ues):
-            choice = int(decision.modes[at]), int(decision.windows[at])
+        for at, (ue, choice) in enumerate(zip(cell.ues, chosen, strict=True)):
             speed = speeds(cell, at, choice, pass_s, shares[at : at + 1])
-            assert speed[0] == pytest.approx(decision.speeds_tps[at])
+            assert speed[0] == pytest.approx(decision.speeds_tps[at], rel=1e-3)
             value += float(utilities(kind, speed, ue.speed_tps)[0])
-        assert value == pytest.approx(decision.value)
+        assert value == pytest.approx(decision.value, rel=1e-3)
         assert (decision.weights > 0).all() and decision.weights.mean() == pytest.approx(1)
 
 

@@ -27,7 +27,7 @@ from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import load_profile
 from testbed.optim.loops.joint import Decision, decide
 from testbed.optim.loops.objectives import Prices, objective
-from testbed.optim.loops.state import LEAST_BPS, CellState, RoundMode, UeState
+from testbed.optim.loops.state import CellState, Measured, UeState
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.messages import NO_HINT
 from testbed.ue.windows.registry import WINDOW_RULES
@@ -36,6 +36,8 @@ MARGIN = 1.1
 """Speed that the decision plans for a promise, relative to the promised one: rounds vary around their mean."""
 PASSES_S = 1.0
 """Memory of what is measured of the verifier."""
+ROUNDS_S = 4.0
+"""Memory of the prompts, and of the rounds that were verified and expected."""
 UNSERVED = 0.1
 """Weight with which UEs are taken to be in every pass while the base station decodes for them alone, beside what is
 measured: nothing is while it does for none."""
@@ -43,7 +45,11 @@ START_PASS_S = 0.02
 """Mean pass before any was measured."""
 FIRST_WINDOW = 2
 """Window of UEs that are not known yet: a short one, so that their times are known soon."""
-LEAST_JOINS, LEAST_ACTIVITY, LEAST_PASS_S = 0.01, 0.01, 1e-6
+MOST_PROMPTS = 0.8
+"""Largest share of the verifier's time that counts as that of prompts."""
+LEAST_SERVED, LEAST_PASS_S = 0.01, 1e-6
+MOST_RATIO = 2.0
+"""Largest ratio, either way, of rounds that were verified to those that the last decisions expected."""
 LEAST_WORTH = 1e-9
 """Worth of a token that costs more energy than it is worth, for the order of batches."""
 OWN_SIZES = Sizes(hidden_size=1)
@@ -99,10 +105,14 @@ class JointController:
         self._rtt_s = config.radio.rtt_s
         self._profiles = {group.profile: load_profile(group.profile) for group in members}
         self._busy = Mean(PASSES_S)
-        self._joins = {number: Mean(PASSES_S, 0.5) for number in self._numbers}
         self._rounds = dict.fromkeys(self._numbers, 0)
+        self._expected_hz = dict[int, float]()
+        """Rounds per second that the last decision expects of the UEs that draft."""
+        self._verified, self._expected = Mean(ROUNDS_S), Mean(ROUNDS_S)
+        """Rounds per second."""
         self._before, self._pass_s = _Counts(clock.time()), Mean(PASSES_S, START_PASS_S)
-        self._prompts_s = Mean(PASSES_S)
+        self._prompts = Mean(ROUNDS_S)
+        """Share of the time."""
         self._served, self._silent = Mean(PASSES_S), set[int]()
         """UEs for which the base station decoded alone at the last step."""
         self._tallies: Sequence[UeTally] = ()
@@ -129,33 +139,39 @@ class JointController:
     # ------------------------------------------------------------ state
 
     def _measure(self) -> None:
-        """Update rates, activity, and what is measured of the verifier.
-
-        Activity and rounds per pass are those of a UE that drafts: while the BS decodes for it alone, they stay.
-        """
+        """Update rates, what is sent, and what is measured of the verifier."""
         metrics, before = self._metrics(), self._before
         now = self._before = _Counts(self._clock.time(), metrics["passes"], metrics["busy_s"])
         passed_s, passes = now.time_s - before.time_s, now.passes - before.passes
+        self._meter.update(now.time_s, passed_s)
+        if passes > 0:
+            self._pass_s.add((now.busy_s - before.busy_s) / passes, passed_s)
+        if passed_s > 0:
+            prompts, self._estimates.prompts = self._estimates.prompts, []
+            self._prompts.add(sum(self._passes.share_s(*one) for one in prompts) / passed_s, passed_s)
+            self._busy.add(min(1.0, (now.busy_s - before.busy_s) / passed_s), passed_s)
+        self._count_rounds(passed_s, passes)
+
+    def _count_rounds(self, passed_s: float, passes: float) -> None:
+        """Compare the rounds since the last step with what was expected, and those of UEs for which the BS decodes
+        alone with the passes.
+        """
         known = {number: self._estimates.ues.get(ue_name(number)) for number in self._numbers}
         silent = {number for number, ue in known.items() if ue is not None and ue.window == 0}
-        self._meter.update(now.time_s, passed_s, silent)
-        if passes > 0:
-            prompts, self._estimates.prompts = self._estimates.prompts, []
-            self._prompts_s.add(sum(self._passes.share_s(*one) for one in prompts) / passes, passed_s)
-            self._pass_s.add((now.busy_s - before.busy_s) / passes, passed_s)
         self._served.add(1.0, UNSERVED * passed_s)
-        if passed_s > 0:
-            self._busy.add(min(1.0, (now.busy_s - before.busy_s) / passed_s), passed_s)
-        for number, mean in self._joins.items():
-            ue = known[number]
+        verified = expected = 0.0
+        for number, ue in known.items():
             rounds = 0 if ue is None else ue.rounds
-            if passes > 0:
-                share = min(1.0, (rounds - self._rounds[number]) / passes)
-                if number not in silent:
-                    mean.add(share, passed_s)
-                elif ue is not None and ue.sessions and number in self._silent:
-                    self._served.add(share, passed_s / len(silent))
-                self._rounds[number] = rounds
+            done, self._rounds[number] = rounds - self._rounds[number], rounds
+            if ue is None or not ue.sessions:
+                continue
+            if number in self._expected_hz:
+                verified, expected = verified + done, expected + self._expected_hz[number] * passed_s
+            elif passes > 0 and number in silent and number in self._silent:
+                self._served.add(min(1.0, done / passes), passed_s / len(silent))
+        if passed_s > 0 and expected > 0:
+            self._verified.add(verified / passed_s, passed_s)
+            self._expected.add(expected / passed_s, passed_s)
         self._silent = silent
 
     def _state(self, number: int, ue: UeEstimates) -> UeState:
@@ -177,11 +193,6 @@ class JointController:
         least = 1 if ue.measured < MEASURED or PROTOCOLS[group.protocol].replaces else 0
         rate_bps = self._meter.rate_bps(number)
         draft_s = ue.draft_s.value or profile.draft.window_s(most, 1) / most
-        activity, joins = self._meter.activity(number), self._joins[number].value
-        mode, window = self._current(number, ue) or (0, ue.present)
-        if ue.window == 0:
-            mode, window = 0, ue.present
-            activity, joins = self._drafting(modes[0], window, draft_s, rate_bps)
         return UeState(
             rate_bps=rate_bps,
             draft_s=draft_s,
@@ -189,23 +200,24 @@ class JointController:
             modes=tuple(modes),
             windows=(least, most) if self._hinted(group) else (ue.present, ue.present),
             speed_tps=group.class_tps and MARGIN * group.class_tps,
-            activity=max(LEAST_ACTIVITY, activity),
-            joins=max(LEAST_JOINS, joins),
-            joins_at=(mode, window),
+            weight=self._weight(number),
             cached=ue.cached,
             extra=ue.extra.value,
             draft_j=power.draft_w * ue.draft_s.value if power else 0.0,
             bit_j=power.transmit_w / rate_bps if power and rate_bps > 0 else 0.0,
         )
 
-    def _drafting(self, mode: RoundMode, window: int, draft_s: float, rate_bps: float) -> tuple[float, float]:
-        """Activity and rounds per pass that a UE would have if it drafted this window. What was measured when it last
-        drafted is of another load.
-        """
-        bits = mode.fixed_bits + window * (mode.token_bits + mode.asked * mode.asked_bits)
-        air_s, trips = bits / max(rate_bps, LEAST_BPS), 2 - (1 - mode.asked) ** window
-        round_s = window * draft_s + trips * self._rtt_s + air_s + self._waits * self._pass_s.value
-        return min(1.0, air_s / round_s), min(1.0, self._pass_s.value / round_s)
+    def _weight(self, number: int) -> float:
+        """Radio weight of a UE until now."""
+        return self._radio.ports[number][True].weight if self._config.radio.weighted else 1.0
+
+    @property
+    def _loads(self) -> Measured:
+        """What is measured of the cell."""
+        expected = self._expected.value
+        ratio = self._verified.value / expected if expected else 1.0
+        rounds = min(MOST_RATIO, max(1 / MOST_RATIO, ratio))
+        return Measured(max(LEAST_PASS_S, self._pass_s.value), self._meter.sending, rounds)
 
     @property
     def _waits(self) -> float:
@@ -246,20 +258,19 @@ class JointController:
     def _decision(self, active: Sequence[tuple[int, UeEstimates]]) -> Decision:
         control = self._config.control
         ues = [self._state(number, ue) for number, ue in active]
-        weighted = self._config.radio.scheduler == "weights"
-        fixed = [self._radio.ports[number][True].weight if weighted else 1.0 for number, _ in active]
-        served = max(LEAST_JOINS, self._served.value)
-        times_s = self._pass_s.value, self._prompts_s.value
-        state = CellState(ues, self._passes, self._waits, *times_s, served)
+        served = max(LEAST_SERVED, self._served.value)
+        state = CellState(ues, self._passes, self._waits, self._loads, min(MOST_PROMPTS, self._prompts.value), served)
         return decide(
             state, objective(control.objective),
             Prices(joule=control.joule_tokens, risk=control.risk_tokens),
-            weights=None if control.weights == "joint" else fixed,
+            weights=None if control.weights == "joint" else [ue.weight for ue in ues],
             current=[self._current(number, ue) for number, ue in active],
         )  # fmt: skip
 
     def _carry_out(self, active: Sequence[tuple[int, UeEstimates]], decision: Decision) -> None:
         control, found = self._config.control, dict[bytes, Decided]()
+        times_s = zip(active, decision.times_s.tolist(), decision.windows.tolist(), strict=True)
+        self._expected_hz = {number: 1 / time_s for (number, _), time_s, window in times_s if window}
         columns = (
             part.tolist() for part in (decision.windows, decision.modes, decision.weights, self._worths(decision))
         )

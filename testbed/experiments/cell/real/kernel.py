@@ -49,8 +49,8 @@ class KernelPort:
         self._since_s = now_s if waits else None
 
     @property
-    def slots(self) -> int:
-        """Slots in which it had bytes to send, as it was at the looks."""
+    def backlogged(self) -> int:
+        """Slots in which it had bytes to send, as it was at the looks; it is taken to send in all of them."""
         busy_s = self._busy_s + (0.0 if self._since_s is None else time.monotonic() - self._since_s)
         return round(busy_s / self._slot_s)
 
@@ -102,7 +102,7 @@ class KernelRadio:
         for up in (True, False):
             self._count(up)
         return [
-            {up: PortCounts(port.bytes, port.slots if up else port.used, port.used) for up, port in ports.items()}
+            {up: PortCounts(port.bytes, port.backlogged if up else port.used, port.used) for up, port in ports.items()}
             for ports in self.ports
         ]
 

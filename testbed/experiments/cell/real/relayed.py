@@ -99,6 +99,11 @@ class RelayedPorts:
         return sum(port.slots for port in self._made)
 
     @property
+    def backlogged(self) -> int:
+        """See `RadioPort`."""
+        return sum(port.backlogged for port in self._made)
+
+    @property
     def used(self) -> float:
         """See `RadioPort`."""
         return sum(port.used for port in self._made)

@@ -41,6 +41,11 @@ class RoamingPort:
         return self._slots + (0 if self._port is None else self._port.slots)
 
     @property
+    def backlogged(self) -> int:
+        """Slots in which it had data to send, in its present cell."""
+        return 0 if self._port is None else self._port.backlogged
+
+    @property
     def used(self) -> float:
         """Sum of its shares of the bandwidth."""
         return self._used + (0.0 if self._port is None else self._port.used)
