@@ -71,8 +71,8 @@ def timed(kind: str, ues: int) -> dict[str, Any]:
 
 def large_cell(rng: np.random.Generator, ues: int) -> CellState:
     """A cell whose UEs differ; a third of them have a promise. They have data in a tenth of the time."""
-    loads = Measured(pass_s=0.05, sending=0.1 * ues)
-    return CellState([_ue(rng) for _ in range(ues)], A100, waits=1.25, loads=loads)
+    measured = Measured(pass_s=0.05, sending=0.1 * ues)
+    return CellState([_ue(rng) for _ in range(ues)], A100, waits=1.25, measured=measured)
 
 
 def _ue(rng: np.random.Generator) -> UeState:

@@ -1,8 +1,8 @@
 """What deciding radio weights, windows, protocols and lookahead together gains in a cell, over each alone and over
 settings that stay.
 
-    python benchmarks/loops_gain.py [--repeats 10] [--seconds 15] [--scenes umi,hall,drive] [--ues 24,60,120]
-                                    [--csv FILE]
+    python benchmarks/loops_gain.py [--repeats 10] [--seconds 15] [--scenes umi,hall,drive,umi-narrow,hall-narrow]
+                                    [--ues 24,60,120] [--csv FILE]
 
 UEs in UMi street canyon at walking speed, in a factory hall, and on a recorded drive; half of them draft with the
 profile of a Jetson, half with that of a Raspberry Pi, and half have a promised token speed. The judge keeps some of the
@@ -35,8 +35,11 @@ from testbed.intervals import paired_interval
 from testbed.options import load
 
 SWEEPS = Path(__file__).parents[1] / "sweeps" / "cell"
-SCENES = {"umi": ("classes", 20e6), "hall": ("classes-inf", 10e6), "drive": ("classes-drive", 100e6)}
-"""Cell and bandwidth [Hz]."""
+SCENES = {
+    "umi": ("classes", 20e6), "hall": ("classes-inf", 10e6), "drive": ("classes-drive", 100e6),
+    "umi-narrow": ("classes", 5e6), "hall-narrow": ("classes-inf", 2.5e6),
+}  # fmt: skip
+"""Cell and bandwidth [Hz]; the radio binds in the narrow ones."""
 UES = (24, 60, 120)
 KEEPS = 0.3
 """Share of the mismatched tokens that the judge keeps."""
@@ -201,7 +204,7 @@ def show(scene: str, ues: int, rows: Iterable[Mapping[str, Any]]) -> None:
         else:
             beside = ""
         print(
-            f"{scene:6s} {ues:3d} UEs {way:14s} K {found[0]['window']:2d} {found[0]['protocol']} "
+            f"{scene:11s} {ues:3d} UEs {way:14s} K {found[0]['window']:2d} {found[0]['protocol']} "
             f"lookahead {found[0]['lookahead']} {found[0]['scheduler']:18s} "
             f"{mean:7.1f} tokens/s, {switches:.2f} switches/s {beside}",
             flush=True,

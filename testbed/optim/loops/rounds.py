@@ -11,13 +11,12 @@ sends, it finds UE j sending with probability q_j (Bard and Schweitzer's approxi
 
 q = 1 for all is a band divided into fixed shares z, as in edge-SD.
 
-q and p are given, or follow from what is measured of the cell at its mean pass: the sum W of the weights of the UEs
-that have data at a time, and the ratio κ of rounds to those expected. With R for all but the uplink, the mean activity
-q' = W / Σ φ, and σ = 1 − q' + W/φ, a choice has q = σ·c/(R + σ·c), and p = κ·P/(R + σ·c).
+q and p are given, or follow from what is measured of the cell at its mean pass: the mean sum Φ of the weights of
+UEs that have data, and the ratio κ of rounds to those expected. With R for all but the uplink, the mean activity
+q' = Φ / Σ φ, and σ = 1 − q' + Φ/φ, a choice has q = σ·c/(R + σ·c), and p = κ·P/(R + σ·c).
 
-A pass takes P = (c_0 + Σ p_i·s_i) / (1 − f) (WISP eq. 19 at the
-mean pass; prompts take the share f of the time); a round stays for h passes and, unless it is in every pass, is in
-its own: W = h·P + (1 − p_i)·s_i. So
+A pass takes P = (c_0 + Σ p_i·s_i) / (1 − f) (WISP eq. 19 at the mean pass; prompts take the share f of the time). A
+round stays for h passes and, unless it is in every pass, is in its own: W = h·P + (1 − p_i)·s_i. So
 
     T_i = A + c·(1 − q) + (1 − p)·s + h·P + c·q / z = a + k / z,      speed v_i = E / T_i.
 
@@ -50,6 +49,7 @@ not added again by these rounds."""
 LEAST_S = 1e-6
 """Least time of a round."""
 LEAST_ACTIVITY = 1e-4
+"""Least q."""
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -104,12 +104,12 @@ class RoundChoices:
         self.allowed = (given[:, :, None] & fits[:, None, :]).reshape(len(ues), -1)
         columns = [(ue.activity, ue.joins, ue.weight, ue.speed_tps or 0.0) for ue in ues]
         self.activity, joins, weights, self.promise = _rows(columns).T.copy()
-        self.loads, stretch = cell.loads, weights
+        self.measured, stretch = cell.measured, weights
         self._begin_s, self._free = cell.passes.c, 1 - cell.prompts
-        if self.loads is not None:
-            mean = self.loads.sending / weights.sum()
+        if self.measured is not None:
+            mean = self.measured.sending / weights.sum()
             self.activity[:] = min(1.0, max(LEAST_ACTIVITY, mean))
-            stretch = 1 - self.activity + self.loads.sending / weights
+            stretch = 1 - self.activity + self.measured.sending / weights
         self.table = self._table(cell, joins, stretch, window.astype(np.float64))
 
     def _table(self, cell: CellState, joins: Array, stretch: Array, window: Array) -> RoundTable:
@@ -140,11 +140,11 @@ class RoundChoices:
         drafting_s = missed * (own_s + trips * link_s) + further_s
         air_s = bits / np.maximum(rate, LEAST_BPS) * (overlap + void)
         joins, activity, round_s = joins[:, None, None], self.activity[:, None, None], np.zeros(1)
-        if self.loads is not None:
-            at_bs_s, sent_s = cell.waits * self.loads.pass_s, stretch[:, None, None] * air_s
+        if self.measured is not None:
+            at_bs_s, sent_s = cell.waits * self.measured.pass_s, stretch[:, None, None] * air_s
             rest_s = np.maximum(hidden_s + at_bs_s * overlap, drafting_s + at_bs_s * missed)
             round_s = np.maximum(rest_s + sent_s, LEAST_S)
-            joins = np.minimum(self.loads.rounds * self.loads.pass_s / round_s, 1.0)
+            joins = np.minimum(self.measured.rounds * self.measured.pass_s / round_s, 1.0)
             activity = np.where(drafts, np.maximum(sent_s / round_s, LEAST_ACTIVITY), activity)
         reached = np.concatenate([np.zeros_like(tokens[:, :, :1]), tokens[:, :, :-1]], axis=2)
         parts = (
@@ -167,8 +167,8 @@ class RoundChoices:
 
     def pass_s(self, chosen: RoundTable) -> float:
         """P: the mean pass with these choices, [n]; where p depends on it, their fixed point."""
-        found = self._begin_s if self.loads is None else max(self.loads.pass_s, self._begin_s)
-        for _ in range(1 if self.loads is None else PASS_STEPS):
+        found = self._begin_s if self.measured is None else max(self.measured.pass_s, self._begin_s)
+        for _ in range(1 if self.measured is None else PASS_STEPS):
             found = self.with_prompts(float(self.joins(chosen, found) @ chosen.pass_s))
         return found
 
@@ -180,17 +180,17 @@ class RoundChoices:
         """Growth of P [s] per second that is added to a pass of `pass_s`, with these choices, [n]. It is 1 or more,
         since UEs have rounds in more of the passes when passes are longer.
         """
-        if self.loads is None:
+        if self.measured is None:
             return 1 / self._free
         before, after = (float(self.joins(chosen, factor * pass_s) @ chosen.pass_s) for factor in (1.0, LONGER))
         return 1 / max(LEAST_ROOM, self._free - (after - before) / ((LONGER - 1) * pass_s))
 
     def joins(self, table: RoundTable, pass_s: float) -> Array:
         """p at a mean pass, in the table's shape: the rest of a round does not depend on it."""
-        if self.loads is None:
+        if self.measured is None:
             return table.joins
-        round_s = table.round_s + table.waits * table.overlap * (pass_s - self.loads.pass_s)
-        found = np.minimum(self.loads.rounds * pass_s / np.maximum(round_s, LEAST_S), 1.0)
+        round_s = table.round_s + table.waits * table.overlap * (pass_s - self.measured.pass_s)
+        found = np.minimum(self.measured.rounds * pass_s / np.maximum(round_s, LEAST_S), 1.0)
         return np.where(table.round_s > 0, found, table.joins)
 
     def terms(self, table: RoundTable, pass_s: float) -> tuple[Array, Array]:

@@ -60,11 +60,11 @@ class UeState:
     speed_tps: float | None = None
     """Promised token speed [tokens/s]; None: none."""
     activity: float = 1.0
-    """q: share of its time, in (0, 1], during which it has data for the uplink; 1: always. Unused with `loads`."""
+    """q: share of its time, in (0, 1], during which it has data for the uplink; 1: always. Not for measured cells."""
     joins: float = 1.0
-    """p: its rounds per pass of the BS, in [0, 1]; 1: every pass verifies a round of it. Unused with `loads`."""
+    """p: its rounds per pass of the BS, in [0, 1]; 1: every pass verifies a round of it. Not for measured cells."""
     weight: float = 1.0
-    """φ: its radio weight until now, for cells with `loads`."""
+    """φ: its radio weight until now, for cells that are measured."""
     cached: float = 0.0
     """Tokens of its committed prefix in the BS's cache."""
     extra: float = 0.0
@@ -96,7 +96,7 @@ class Measured(NamedTuple):
     pass_s: float
     """Mean pass."""
     sending: float = 0.0
-    """Mean of Σ φ of the UEs that have data for the uplink."""
+    """Φ: mean of the sum of the weights of UEs that have data for the uplink."""
     rounds: float = 1.0
     """κ: rounds that were verified, relative to those that the model expected."""
 
@@ -114,7 +114,7 @@ class CellState:
     """Pass times, eq. 19 of WISP."""
     waits: float = 1.0
     """h: passes that a round stays at the BS on average: its own, and what is left of the one before."""
-    loads: Measured | None = None
+    measured: Measured | None = None
     """None: UEs have the same rounds per pass and activity whatever is decided."""
     prompts: float = 0.0
     """f: share of the verifier's time, in [0, 1), that prompts take, whatever is decided."""
@@ -126,7 +126,9 @@ class CellState:
             raise BadInput("nothing to decide: no UE decodes")
         if not self.waits >= 1:
             raise BadInput(f"a round stays for at least its own pass, not {self.waits:g}")
-        if self.loads is not None and not (self.loads.pass_s > 0 and self.loads.sending >= 0 and self.loads.rounds > 0):
+        if self.measured is not None and not (
+            self.measured.pass_s > 0 and self.measured.sending >= 0 and self.measured.rounds > 0
+        ):
             raise BadInput("the mean pass and the rounds must be positive, and what is sent 0 or more")
         if not 0 <= self.prompts < 1:
             raise BadInput(f"prompts take a share of the time in [0, 1), not {self.prompts:g}")

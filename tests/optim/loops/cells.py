@@ -58,8 +58,8 @@ def random_cell(rng: np.random.Generator, ues: int, least: int = 1, measured: bo
     if not measured:
         return CellState(tuple(found), A100, waits)
     weighted = [replace(ue, weight=float(rng.uniform(0.3, 3))) for ue in found]
-    loads = Measured(PASS_S, sending=float(rng.uniform(0, 1)) * sum(ue.weight for ue in weighted), rounds=1.1)
-    return CellState(tuple(weighted), A100, waits, loads=loads)
+    seen = Measured(PASS_S, sending=float(rng.uniform(0, 1)) * sum(ue.weight for ue in weighted), rounds=1.1)
+    return CellState(tuple(weighted), A100, waits, seen, prompts=float(rng.uniform(0, 0.4)))
 
 
 def expected_tokens(acceptance: tuple[float, ...], window: int) -> float:
@@ -110,24 +110,25 @@ def parts(cell: CellState, ue: UeState, choice: tuple[int, int], at_bs_s: float)
 
 def loads(cell: CellState, ue: UeState, choice: tuple[int, int], pass_s: float) -> tuple[float, float]:
     """Rounds per pass of `pass_s`, and activity: given, or those of rounds in the measured cell."""
-    if cell.loads is None:
+    if cell.measured is None:
         return ue.joins, ue.activity
-    own, then = (parts(cell, ue, choice, cell.waits * length_s) for length_s in (cell.loads.pass_s, pass_s))
-    mean = min(1.0, max(1e-4, cell.loads.sending / sum(one.weight for one in cell.ues)))
-    sent_s = own.air * (1 - mean + cell.loads.sending / ue.weight)
-    return min(1.0, cell.loads.rounds * pass_s / (then.rest + sent_s)), max(1e-4, sent_s / (own.rest + sent_s))
+    own, then = (parts(cell, ue, choice, cell.waits * length_s) for length_s in (cell.measured.pass_s, pass_s))
+    mean = min(1.0, max(1e-4, cell.measured.sending / sum(one.weight for one in cell.ues)))
+    sent_s = own.air * (1 - mean + cell.measured.sending / ue.weight)
+    return min(1.0, cell.measured.rounds * pass_s / (then.rest + sent_s)), max(1e-4, sent_s / (own.rest + sent_s))
 
 
 def mean_pass_s(cell: CellState, combination: Sequence[tuple[int, int]]) -> float:
     """The mean pass at which the rounds per pass are those of rounds with this pass."""
-    pass_s = A100.c if cell.loads is None else cell.loads.pass_s
-    for _ in range(1 if cell.loads is None else 100):
+    pass_s = A100.c if cell.measured is None else cell.measured.pass_s
+    for _ in range(1 if cell.measured is None else 100):
         joins = [
             loads(cell, ue, choice, pass_s)[0] if choice[1] else 1.0
             for ue, choice in zip(cell.ues, combination, strict=True)
         ]
         works = [work_s(ue, choice[1]) for ue, choice in zip(cell.ues, combination, strict=True)]
-        pass_s = A100.c + sum(share * work for share, work in zip(joins, works, strict=True))
+        total = sum(share * work for share, work in zip(joins, works, strict=True))
+        pass_s = (A100.c + total) / (1 - cell.prompts)
     return pass_s
 
 

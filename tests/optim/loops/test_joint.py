@@ -33,7 +33,7 @@ GOODPUT, FAIR = OBJECTIVES["goodput"], OBJECTIVES["fair"]
 
 def idle(cell: CellState, ue: UeState) -> float:
     """Activity that counts for a UE which sends nothing."""
-    return ue.activity if cell.loads is None else cell.loads.sending / sum(one.weight for one in cell.ues)
+    return ue.activity if cell.measured is None else cell.measured.sending / sum(one.weight for one in cell.ues)
 
 
 def ratio(kind: str, found: float, best: float, ues: int) -> float:

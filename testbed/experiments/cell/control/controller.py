@@ -212,7 +212,7 @@ class JointController:
         return self._radio.ports[number][True].weight if self._config.radio.weighted else 1.0
 
     @property
-    def _loads(self) -> Measured:
+    def _measured(self) -> Measured:
         """What is measured of the cell."""
         expected = self._expected.value
         ratio = self._verified.value / expected if expected else 1.0
@@ -259,7 +259,9 @@ class JointController:
         control = self._config.control
         ues = [self._state(number, ue) for number, ue in active]
         served = max(LEAST_SERVED, self._served.value)
-        state = CellState(ues, self._passes, self._waits, self._loads, min(MOST_PROMPTS, self._prompts.value), served)
+        state = CellState(
+            ues, self._passes, self._waits, self._measured, min(MOST_PROMPTS, self._prompts.value), served
+        )
         return decide(
             state, objective(control.objective),
             Prices(joule=control.joule_tokens, risk=control.risk_tokens),
