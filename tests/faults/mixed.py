@@ -14,11 +14,11 @@ from tests.faults.ends import Pauses
 from tests.faults.links import Aim, Outages, delayed, duplicated, judged, lost, reordered
 from tests.faults.outcome import Outcome
 from tests.faults.site import Site, Station, own, site
-from tests.support.faulty_ue import PROMPTS, STREAMS, prompt_of
+from tests.support.faulty_ue import HINTED_METHODS, PROMPTS, STREAMS, prompt_of
 from tests.support.postman import AS_IT_IS, Letter, Order
 from tests.support.wall_clock import WallClock, wall_clock_available
 
-GREEDY = ("greedy", "fh", "sh", *STREAMS)
+GREEDY = ("greedy", "fh", "sh", *STREAMS, *HINTED_METHODS)
 FAILURES = 3
 TIMES = 2
 """Times that each other fault is injected."""

@@ -17,12 +17,12 @@ from typing import Any
 from testbed.experiments.runs.processes import PARENT
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.synthetic import next_token
-from tests.support.faulty_ue import PROMPTS, SAMPLED, STREAMS, TOKENS, VOCAB, prompt_of
+from tests.support.faulty_ue import HINTED_METHODS, PROMPTS, SAMPLED, STREAMS, TOKENS, VOCAB, prompt_of
 from tests.support.postman import Postman, postman
 
 READY_S = 240.0
 STOP_S = 150.0
-METHODS = (*PROTOCOLS, TARGET_ONLY, *STREAMS)
+METHODS = (*PROTOCOLS, TARGET_ONLY, *STREAMS, *HINTED_METHODS)
 SYNTHETIC = ("--engine", "synthetic")
 ROOT = Path(__file__).resolve().parents[2]
 Job = tuple[str, int]
@@ -120,7 +120,7 @@ class Station:
     """
 
     def __init__(self, folder: Path, options: Sequence[str] = SYNTHETIC, **plan: Any) -> None:
-        self._options, self._plan = options, {"log": str(folder / "bs.log"), "slow_s": 0.003, **plan}
+        self._options, self._plan = options, {"log": str(folder / "bs.log"), "slow_s": 0.003, "hints": True, **plan}
         self.log_path, self.metrics_path = folder / "bs.log", folder / "metrics.jsonl"
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.child: Child | None = None

@@ -29,6 +29,7 @@ from testbed.errors import EngineError
 from testbed.tasks import beside
 from tests.support.breakable import breakable
 from tests.support.heartbeat import Heartbeat
+from tests.support.hints import RandomHints
 
 JUMP_S = 1.0
 """Least change between wall clock and monotonic clock that counts as a jump."""
@@ -51,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether its tasks fail on signals (`tests.support.breakable`)."""
     gone_s: float | None = None
     """Silence of a host after which connections to it are closed; None: the BS's own."""
+    hints: bool = False
+    """Whether it hints at random (`tests.support.hints`)."""
     most_files: int | None = None
     """File descriptors that it may open."""
 
@@ -152,6 +155,8 @@ def main() -> None:
     plan = msgspec.json.decode(sys.argv.pop(1), type=Plan)
     load = serve.load_engine
     serve.load_engine = lambda *args, **options: FaultyEngine(load(*args, **options), plan)  # type: ignore[assignment]
+    if plan.hints:
+        serve._windows = lambda *_: RandomHints(plan.seed)  # type: ignore[assignment, return-value]
     if plan.most_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (plan.most_files, plan.most_files))
     if plan.gone_s is not None:

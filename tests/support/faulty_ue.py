@@ -31,7 +31,10 @@ from testbed.ue.pace import ConstantPace
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.lookahead import Lookahead
+from testbed.ue.windows.registry import HINTED
 from testbed.ue.windows.stream_choice import StreamChoice
+from testbed.ue.windows.uploads import Uploads
 
 VOCAB = 512
 """Vocabulary of the synthetic engine."""
@@ -41,6 +44,8 @@ SAMPLED = ("rejection", "split")
 STREAMS = {"stream": 0, "model-stream": "stream", "hybrid-stream": None}
 """Methods that are greedy in streams, and their lookahead. The first drafts with `suffix`, which copies what earlier
 requests of the process were answered, the second with a model, for which the target waits, the third with both."""
+HINTED_METHODS = {"hinted": "greedy", "hinted-sh": "sh"}
+"""Methods that follow hints, and their protocols: of windows, and of all."""
 MEMORY_TOKENS = 1024
 JUMP_S = 1.0
 
@@ -74,6 +79,14 @@ async def decode(client: Client, method: str, number: int, token_s: float, index
         return (await decode_remotely(client, prompt, TOKENS, ())).token_ids
     sampling = Sampling(0.8) if method in SAMPLED else GREEDY
     model = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
+    if method in HINTED_METHODS:
+        own = protocol(HINTED_METHODS[method])
+        ahead = Lookahead(number % 2, hinted=True) if own.beside else None
+        hinted = DecodingSession(
+            client, model, own, HINTED.make(8, None), pace=ConstantPace(client.clock, token_s), lookahead=number % 2,
+            chooser=ahead, uploads=Uploads(own, hinted=bool(own.beside)),
+        )  # fmt: skip
+        return (await hinted.decode(prompt, TOKENS, ())).token_ids
     drafters = {"stream": index, "hybrid-stream": HybridDrafter(index, model)}
     session = DecodingSession(
         client,

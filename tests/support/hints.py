@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+from testbed.bs.pending import Round
+from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
 from testbed.optim.pass_time import NO_OVERHEAD, PassOverhead
+from testbed.protocols import PROTOCOLS
+from testbed.protocols.messages import NO_HINT
 
 
 class Unlearning:
@@ -22,3 +27,18 @@ class Unlearning:
 
     def snapshot(self) -> dict[str, Any]:
         return {}
+
+
+class RandomHints(Unlearning):
+    """Hints of windows, 0 among them, protocols and lookahead at random, after half of the rounds."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
+        dice, protocol = self._dice, session.protocol
+        if not session.hinted or protocol is None or dice.random() < 0.5:
+            return Hint()
+        kinds = [protocol.kind, PROTOCOLS[protocol.kind].beside] if session.protocol_hints else [""]
+        ahead = dice.choice([0, 1]) if session.lookahead_hints else NO_HINT
+        return Hint(dice.choice([0, dice.randint(0, session.hinted)]), dice.choice(kinds), ahead)
