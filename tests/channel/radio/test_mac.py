@@ -269,6 +269,40 @@ def test_proportional_fair_serves_the_ues_that_its_recursion_names() -> None:
     assert taken == proportional_fair(table * HERTZ * SLOT_S, lambda metric: int(metric.argmax()))
 
 
+def carried_bits(table: np.ndarray[Any, Any], scheduler: str, weights: Sequence[float]) -> list[float]:
+    """Bits of each UE over these spectral efficiencies, [slots, UEs], while all have data."""
+    found = [0.0] * len(weights)
+
+    async def run() -> None:
+        radio = RadioCell(RadioConfig(bandwidth_hz=HERTZ, scheduler=scheduler), Varying(table))
+        for ue, weight in enumerate(weights):
+            port = radio.port(ue, True, weight)
+
+            def noted(slot: int, bits: float, ue: int = ue, take: Any = port.take) -> Any:
+                found[ue] += bits
+                return take(slot, bits)
+
+            port.take = noted  # type: ignore[method-assign]
+            port.carry(1e9, lambda: None)
+        await asyncio.sleep(len(table) * SLOT_S - 1e-4)
+
+    run_virtually(run())
+    return found
+
+
+def test_opportunistic_shares_follow_weights_and_fading_and_carry_more() -> None:
+    table, weights = np.random.default_rng(2).uniform(0.5, 4.0, (2000, 3)), (1.0, 1.0, 2.0)
+    mean, expected = table[0].copy(), np.zeros(3)
+    for slot, rate in enumerate(table):
+        mean = rate if slot == 0 else 0.99 * mean + 0.01 * rate
+        shares = np.array(weights) * (rate / mean) ** 4
+        expected += shares / shares.sum() * rate * HERTZ * SLOT_S
+    found = carried_bits(table, "opportunistic", weights)
+    assert found == pytest.approx(expected, rel=1e-6)
+    equal = carried_bits(table, "weights", weights)
+    assert sum(found) > 1.2 * sum(equal)
+
+
 def test_bad_parameters() -> None:
     refuse(lambda: RadioConfig(bandwidth_hz=0), BadInput, "bandwidth-hz must lie in [1000, 1e+11]")
     refuse(lambda: RadioConfig(scheduler="lottery"), BadInput, "known: round-robin, proportional-fair")
