@@ -129,7 +129,7 @@ class Simulation:
         self.now_s = until_s
 
     def close(self, processes: Iterable[LogicalProcess]) -> None:
-        """Cancel the main tasks of processes, and close these."""
+        """Cancel the tasks of processes, and close these."""
         for process in processes:
             process.end()
 
@@ -177,9 +177,13 @@ class LogicalProcess(asyncio.BaseEventLoop):
         self.next_s = self._paused_s
 
     def end(self) -> None:
-        """Cancel the main task, and close the loop."""
+        """Cancel the main task, then those that it has left, and close the loop."""
         if self._main is not None and not self._main.done():
             self._main.cancel()
+            self.run()
+        if left := asyncio.all_tasks(self):
+            for task in left:
+                task.cancel()
             self.run()
         self.close()
 

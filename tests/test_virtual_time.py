@@ -120,3 +120,25 @@ def test_the_failure_of_a_logical_process_ends_the_simulation() -> None:
     with pytest.raises(IndexError):
         simulation.run(2.0)
     simulation.close([other])
+
+
+def test_tasks_that_a_logical_process_has_left_end_with_it() -> None:
+    """They were destroyed while pending, which Python reported when it next collected garbage."""
+    ended: list[str] = []
+
+    async def waits(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async def main() -> None:
+        other.append(asyncio.create_task(waits("other")))
+        await waits("main")
+
+    simulation, other = Simulation(), list[asyncio.Task[None]]()
+    process = LogicalProcess(simulation, 0)
+    process.begin(main())
+    simulation.run(1.0)
+    simulation.close([process])
+    assert ended == ["main", "other"] and other[0].cancelled()

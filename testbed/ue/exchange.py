@@ -153,6 +153,7 @@ class SessionExchanges:
             elif isinstance(message, Resync | Busy):
                 unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
                 await self._send_again(message, window, start_s)
+                wait_s = window.patience_s  # the BS answers: what is lost from now on need not wait for long
 
     async def _send_again(self, message: Resync | Busy, window: OutgoingWindow, start_s: float) -> None:
         """Open the session again and send the window; one that was sent ahead is unknown to the BS now."""
@@ -224,7 +225,7 @@ class SessionExchanges:
             if isinstance(message, Resync) and unknown:
                 unknown -= 1
             elif isinstance(message, Resync) or (isinstance(message, Busy) and message.round is None):
-                unknown, self._unanswered = max(0, self._unanswered - 1), 0
+                unknown, self._unanswered, times = max(0, self._unanswered - 1), 0, 1
                 await self._reopen(message, draft.round, start_s)
 
     async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 
 from testbed.assets.fingerprints import SYNTHETIC
 from testbed.protocols.base import Drafted
-from testbed.protocols.messages import Draft, Open, Opened
+from testbed.protocols.codec import AnyArray, Packet
+from testbed.protocols.messages import Draft, Message, Open, Opened
 from testbed.synthetic import next_token
 from testbed.ue import exchange
 from testbed.ue.exchange import OutgoingWindow, SessionExchanges
@@ -48,3 +52,33 @@ async def test_a_window_sent_ahead_reaches_a_session_that_was_set_back(
             await exchanges.send(ahead)
         found = await exchanges.verdict(ahead)
         assert (found.verdict.round, found.verdict.accepted) == (1, 1)
+
+
+async def test_patience_begins_anew_once_the_session_was_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait doubled with every loss, and kept on when the BS answered: one later loss took most of the timeout."""
+    monkeypatch.setattr(exchange, "RESEND_S", 0.02)
+    waits_s: list[float] = []
+    async with station() as (_, address), client(address, timeout_s=20.0) as ue:
+        number, send, receive, drafts = ue.new_session(), ue.send, ue.receive, itertools.count(1)
+
+        async def lose(message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+            return 0 if isinstance(message, Draft) and next(drafts) in (1, 2, 3, 4, 6) else await send(message, arrays)
+
+        async def noted(session: int, wait_s: float) -> Packet[Any]:
+            waits_s.append(wait_s)
+            return await receive(session, wait_s)
+
+        monkeypatch.setattr(ue, "send", lose)
+        monkeypatch.setattr(ue, "receive", noted)
+
+        async def open_(round_: int) -> int:
+            message = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=64, drafter=SYNTHETIC)
+            return await send(message, {"ids": np.array(PROMPT, np.int32)})
+
+        exchanges = SessionExchanges(ue, number, open_, lambda busy: None, lambda drafted, asked: {})
+        empty = Drafted(np.zeros(0, np.int32), np.zeros((0, 64), np.float16))
+        window = OutgoingWindow(Draft(session=number, round=0, base_len=3), {"ids": empty.ids}, empty, 0.0)
+        found = await exchanges.verdict(window)
+    assert found.verdict.token == next_token(PROMPT, VOCAB, 0)
+    assert next(drafts) == 8
+    assert max(waits_s) > 8 * waits_s[0] and waits_s[-1] <= 2 * waits_s[0]

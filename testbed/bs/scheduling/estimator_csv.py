@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -105,5 +106,5 @@ def _number(text: str, column: str, where: str) -> float:
     except ValueError as exc:
         raise BadInput(f"{where}: {column} must be a number, not {text!r}") from exc
     if not math.isfinite(value):
-        raise BadInput(f"{where}: {column} must be finite, not {text!r}")
+        raise BadInput(f"{where}: {column} must be finite, not {reprlib.repr(text)}")
     return value

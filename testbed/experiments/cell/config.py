@@ -186,6 +186,8 @@ class CellConfig(Config, frozen=True):
         super().__post_init__()
         if self.warmup_s >= self.seconds:
             raise BadInput(f"a warm-up of {self.warmup_s:g} s leaves nothing of {self.seconds:g} s")
+        if self.step_s > (counted_s := self.seconds - self.warmup_s) * (1 + 1e-9):
+            raise BadInput(f"step_s is {self.step_s:g} s, and only {counted_s:g} s are counted: give a shorter step")
         names = [group.name for group in self.ues]
         if not names:
             raise BadInput("a cell needs groups of UEs: give `ues`")

@@ -36,6 +36,8 @@ from testbed.ue.llama.batch_drafter import BatchDrafter
 Progress = Callable[[int, int, str], None]
 
 
+MOST_COUNT = 2**20
+"""Largest batch, number of passes or window of a step that is read."""
 BLOCK = 32
 """Block size in tokens of the coarsest prefix cache, vLLM's on a CPU."""
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -197,8 +199,11 @@ def read_steps(path: Path) -> list[MeasuredStep]:
     for line, row in enumerate(rows, 2):
         try:
             step = msgspec.convert(row, MeasuredStep, strict=False)
-            if min(step.batch, step.passes, step.window) < 1 or not (step.prefix > 0 and 0 < step.seconds < 1e9):
-                raise ValueError("batch, passes, window, prefix and seconds must be positive")
+            counts = step.batch, step.passes, step.window
+            if not (min(counts) >= 1 and max(counts) <= MOST_COUNT):
+                raise ValueError(f"batch, passes and window lie in 1..{MOST_COUNT}")
+            if not (0 < step.prefix < 1e9 and 0 < step.seconds < 1e9):
+                raise ValueError("prefix and seconds must be positive and below 1e9")
         except ValueError as exc:
             raise BadInput(f"{path} line {line}: {exc}; columns: {','.join(MeasuredStep.__struct_fields__)}") from exc
         steps.append(step)

@@ -6,6 +6,7 @@ are complete.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.files import claim, file_bytes, whole_file
+from testbed.protocols.codec import AnyArray
 from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels
 from testbed.unpacked import npz_arrays
 
 META = "meta.json"
+MOST_FEATURE, MOST_INDEX = 1e6, 2**31 - 1
+"""Largest statistic, either way, and largest index of a prompt or round, that is read."""
 
 
 class TraceMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +71,26 @@ class Traces:
         """Select labelled tokens by the mask `rows` [n], and later tokens by `prompts`."""
         later = np.isin(self.later_prompt, prompts)
         return Traces(*(getattr(self, f.name)[later if f.name.startswith("later_") else rows] for f in fields(Traces)))
+
+
+def checked(arrays: Mapping[str, AnyArray]) -> Traces:
+    """Traces of arrays that were read.
+
+    Raises:
+        BadInput: types, shapes or values that no collection writes.
+    """
+    for name, array in arrays.items():
+        rows = arrays["later_prompt" if name.startswith("later_") else "prompt"]
+        shape = (rows.size, len(FEATURES)) if name.endswith("features") else (rows.size,)
+        if array.shape != shape:
+            raise BadInput(f"{name} has the shape {array.shape}, not {shape}")
+        if array.dtype.kind not in ("f" if name.endswith("features") else "iu"):
+            raise BadInput(f"{name} has elements of type {array.dtype}")
+        most = MOST_FEATURE if name.endswith("features") else 1 if name == "accepted" else MOST_INDEX
+        least = -most if name.endswith("features") else 0
+        if array.size and not (array.min() >= least and array.max() <= most):
+            raise BadInput(f"{name} has values outside {least:g}..{most:g}")
+    return Traces(**arrays)
 
 
 def joined(parts: list[Traces]) -> Traces:
@@ -135,12 +159,9 @@ class TraceStore:
         path = self._path(number)
         try:
             arrays = npz_arrays(path)
-            traces = Traces(**{f.name: arrays[f.name] for f in fields(Traces)})
+            return checked({f.name: arrays[f.name] for f in fields(Traces)})
         except (KeyError, BadInput) as exc:
             raise BadInput(f"{path} is not a chunk of traces: {exc}") from exc
-        if traces.features.shape != (len(traces), len(FEATURES)) or len(traces.accepted) != len(traces):
-            raise BadInput(f"{path} is not a chunk of traces: inconsistent array shapes")
-        return traces
 
     def _path(self, number: int) -> Path:
         return self.directory / f"chunk-{number:05d}.npz"

@@ -84,12 +84,16 @@ def read_series(path: Path) -> list[LoadSeries]:
     """Series by window and imposed acceptance rate, of a table of `latency measure`.
 
     Raises:
-        BadInput: as `read_points`, or a file that lacks alpha, k, decode or repeat.
+        BadInput: as `read_points`, or a file that lacks alpha, k, prefill, decode or repeat.
     """
     points, latency_s = read_points(path)
     repeat = repeats_of(path)
-    if repeat is None or points.k is None or points.alpha is None or points.decode is None:
-        raise BadInput(f"{path.name} needs the columns alpha, k, decode and repeat; give points.csv of latency measure")
+    columns = points.k, points.alpha, points.prefill, points.decode, repeat
+    if any(column is None for column in columns):
+        raise BadInput(
+            f"{path.name} needs the columns alpha, k, prefill, decode and repeat; give points.csv of latency measure"
+        )
+    assert points.k is not None and repeat is not None
     imposed = _imposed(path, points.k.size)
     found = []
     for k, rate in sorted({(int(k), rate) for k, rate in zip(points.k.tolist(), imposed, strict=True)}, key=str):

@@ -276,3 +276,10 @@ def test_ues_near_the_base_station_get_more_than_those_at_the_edge() -> None:
     )
     found = rows(CellConfig(seconds=8.0, radio=RadioConfig(source=source), ues=ues))
     assert found["near"]["uplink_mbps"] > 2 * found["edge"]["uplink_mbps"] > 0
+
+
+def test_a_step_longer_than_what_is_counted_is_refused() -> None:
+    """Such a run went on to the end of the step, and its counters were divided by the time that should have counted."""
+    whole = CellConfig(seconds=5.0, warmup_s=1.0, step_s=4.0, ues=(UeGroup(name="one"),))
+    with pytest.raises(BadInput, match="only 4 s are counted"):
+        msgspec.structs.replace(whole, step_s=4.5)

@@ -113,6 +113,8 @@ def test_what_cannot_be_measured_or_read(config: FitConfig, tmp_path: Path) -> N
     refuse(lambda: read_steps(path), BadInput, "line 2", "columns: node,phase,batch")
     path.write_text("node,phase,batch,prefix,window,passes,seconds\ndraft,decode,1,2,3,4,-1\n")
     refuse(lambda: read_steps(path), BadInput, "must be positive")
+    path.write_text("node,phase,batch,prefix,window,passes,seconds\ndraft,decode,1,2,3,2147483648,1\n")
+    refuse(lambda: read_steps(path), BadInput, "lie in 1..1048576")
     path.write_text("{}")
     refuse(lambda: read_cost(path), BadInput, "has no `cost`")
     refuse(lambda: of_directory(tmp_path), ModelError, "config.json cannot be read")

@@ -180,6 +180,12 @@ def test_points_are_read_back_by_the_fit(tmp_path: Path) -> None:
     assert (series.k, series.imposed, series.repeat.tolist()) == (8, 0.9, [0, 1, 0, 1])
 
 
+def test_a_table_without_prefill_has_no_ratios(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text("rps,latency_s,alpha,k,decode,repeat\n1,0.5,0.0,0,16,0\n")
+    with pytest.raises(BadInput, match="needs the columns alpha, k, prefill, decode and repeat"):
+        read_series(tmp_path / "points.csv")
+
+
 @pytest.mark.parametrize("text", ["high", "nan", "1.5", "-0.1"])
 def test_an_imposed_rate_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
     series = Series(8, 0.9, 0.5, 5.0, [], [point([offered(1.0, 60)], 8, 0.9, 0)])

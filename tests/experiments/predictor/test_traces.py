@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -109,7 +111,30 @@ def test_what_holds_no_traces_is_refused(tmp_path: Path) -> None:
         store.load()
     traces = made_traces(prompts=1)
     store.write(0, Traces(**{**vars(traces), "accepted": traces.accepted[1:]}))
-    with pytest.raises(BadInput, match="inconsistent array shapes"):
+    with pytest.raises(BadInput, match="has the shape"):
+        store.load()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"features": lambda one: np.where(one == one.max(), np.nan, one)}, "features has values outside"),
+        ({"features": lambda one: one * np.float32(1e9)}, "features has values outside"),
+        ({"features": lambda one: one.astype(str)}, "features has elements of type <U"),
+        ({"accepted": lambda one: one + np.uint8(254)}, "accepted has values outside 0..1"),
+        ({"accepted": lambda one: one[:, None]}, r"accepted has the shape \("),
+        ({"prompt": lambda one: one - 1e9}, "prompt has elements of type float64"),
+        ({"round": lambda one: one[1:]}, "round has the shape"),
+        ({"later_features": lambda one: one[:, :3]}, "later_features has the shape"),
+        ({"later_round": lambda one: one - 7}, "later_round has values outside 0.."),
+    ],
+)
+def test_damaged_traces_are_refused(changes: dict[str, Callable[[Any], Any]], said: str, tmp_path: Path) -> None:
+    store = TraceStore(tmp_path)
+    store.create(meta())
+    arrays = vars(made_traces(prompts=2))
+    store.write(0, Traces(**{**arrays, **{name: change(arrays[name]) for name, change in changes.items()}}))
+    with pytest.raises(BadInput, match=said):
         store.load()
 
 

@@ -48,7 +48,8 @@ def judged_run(cell: CellConfig, epsilon: float, whole: bool = False) -> CellOut
     least_s = cell.seconds - cell.warmup_s if whole else 0.0
     for longer in LONGER:
         quotas = {name: Quota(count) for name, count in judged_counts(cell).items()}
-        tried = msgspec.structs.replace(cell, seconds=cell.warmup_s + longer * needed_s(cell), step_s=STEP_S)
+        counted_s = longer * needed_s(cell)
+        tried = msgspec.structs.replace(cell, seconds=cell.warmup_s + counted_s, step_s=min(STEP_S, counted_s))
         run = run_cell(
             tried,
             {name: quota.begin for name, quota in quotas.items()},
@@ -84,12 +85,13 @@ def judged_counts(cell: CellConfig) -> dict[str, int]:
 
 
 def needed_s(cell: CellConfig) -> float:
-    """Time after the warm-up in which all these responses are due, with time to spare."""
+    """Time after the warm-up in which all these responses are due, with time to spare; without any, the cell's."""
     counts = judged_counts(cell)
-    return max(
+    times_s = [
         SPARE * counts[group.name] * _each_s(group) / group.count + max(_lengths(group)) / (group.class_tps or 1.0)
         for group in _classes(cell)
-    )
+    ]
+    return max(times_s, default=cell.seconds - cell.warmup_s)
 
 
 def _classes(cell: CellConfig) -> list[UeGroup]:

@@ -98,7 +98,7 @@ Quotas = Mapping[str, Quota]
 
 
 def verdict_of(quotas: Quotas, epsilon: float) -> ClassVerdict | None:
-    """Whether all classes are kept; None: not known yet."""
+    """Whether all classes are kept, undecided if there are none; None: not known yet."""
     found = [quota.verdict(epsilon) for quota in quotas.values()]
     known = [one for one in found if one is not None]
     return _worst(known) if "violated" in known or len(known) == len(found) else None
@@ -110,4 +110,4 @@ def verdict_so_far(quotas: Quotas, epsilon: float) -> ClassVerdict:
 
 
 def _worst(found: Sequence[ClassVerdict]) -> ClassVerdict:
-    return next((one for one in WORST_FIRST if one in found), "kept")
+    return next((one for one in WORST_FIRST if one in found), "kept" if found else "undecided")

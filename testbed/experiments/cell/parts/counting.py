@@ -181,8 +181,8 @@ class CellCounter:
 
 def _site_run(now: SiteWork, before: SiteWork, counted: dict[bool, int], seconds: float) -> SiteRun:
     return SiteRun(
-        uplink=(now.used[True] - before.used[True]) / counted[True],
-        downlink=(now.used[False] - before.used[False]) / counted[False],
+        uplink=min(1.0, (now.used[True] - before.used[True]) / counted[True]),  # a slot counts when it begins
+        downlink=min(1.0, (now.used[False] - before.used[False]) / counted[False]),
         passes=now.passes - before.passes,
         busy=min(1.0, (now.busy_s - before.busy_s) / seconds),  # a pass counts when it ends
     )
@@ -190,7 +190,7 @@ def _site_run(now: SiteWork, before: SiteWork, counted: dict[bool, int], seconds
 
 def steps_of(config: CellConfig) -> int:
     """Steps of the series."""
-    return max(1, int((config.seconds - config.warmup_s) / config.step_s + 1e-9))
+    return int((config.seconds - config.warmup_s) / config.step_s + 1e-9)
 
 
 async def counted(

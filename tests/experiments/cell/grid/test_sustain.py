@@ -109,3 +109,13 @@ def test_a_cell_without_classes_cannot_be_sustained() -> None:
     free = msgspec.structs.replace(CELL, ues=(msgspec.structs.replace(FH, class_tps=None),))
     refuse(lambda: SustainConfig(cell=free), BadInput, "class_tps")
     refuse(lambda: SustainConfig(cell=CELL, ues=(0,)), BadInput, "1..5000")
+
+
+def test_ues_of_whom_none_has_a_promise_decide_nothing() -> None:
+    """The search ended with a traceback where it reached so few UEs that the promised group had none."""
+    crowd = msgspec.structs.replace(FH, name="crowd", count=5, class_tps=None)
+    cell = msgspec.structs.replace(CELL, seconds=4.0, ues=(crowd, msgspec.structs.replace(FH, class_tps=500.0)))
+    rows = sustain(SustainConfig(cell=cell, ues=(1, 6), repeats=1), None, 1, lambda done, total: None)
+    assert [(row["ues"], row["kept"]) for row in rows] == [(1, 0.0), (6, 0.0)]
+    (row,) = sustain(SustainConfig(cell=cell, repeats=1), None, 1, lambda done, total: None)
+    assert row["ues_by_seed"] == [0]
