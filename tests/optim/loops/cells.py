@@ -128,7 +128,9 @@ def mean_pass_s(cell: CellState, combination: Sequence[tuple[int, int]]) -> floa
         ]
         works = [work_s(ue, choice[1]) for ue, choice in zip(cell.ues, combination, strict=True)]
         total = sum(share * work for share, work in zip(joins, works, strict=True))
-        pass_s = (A100.c + total) / (1 - cell.prompts)
+        before_s, pass_s = pass_s, (A100.c + total) / (1 - cell.prompts)
+        if abs(pass_s - before_s) < 1e-9:
+            break
     return pass_s
 
 
