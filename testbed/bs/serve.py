@@ -48,7 +48,7 @@ from testbed.errors import BadInput, TestbedError
 from testbed.optim.pass_time import Coefficients
 from testbed.process.heap import loaded_heap_frozen
 from testbed.process.interrupts import UNSTOPPABLE
-from testbed.process.threads import started_threads
+from testbed.process.threads import result_of, started_threads
 from testbed.tasks import cancel
 
 Ready = Callable[[list[str], Offer, str | None], None]
@@ -106,7 +106,7 @@ def serve(
             metrics.add("power", meter.snapshot)
         thread = started_threads(1, f"{UNSTOPPABLE} engine")
         other = stack.enter_context(started_threads(1, "rounds that take long to decide"))
-        loaded = thread.submit(_load_all, config, coefficients, pace).result()  # a signal does not wait for it
+        loaded = result_of(thread.submit(_load_all, config, coefficients, pace))  # a signal does not wait for it
         stack.enter_context(loaded_heap_frozen())  # until the engine is closed, whose collections take long otherwise
         stack.callback(thread.shutdown)
         if metrics is not None and isinstance(loaded.engine, PacedEngine):

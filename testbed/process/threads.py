@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from testbed.errors import TestbedError
 
 START_S = 10.0
 """Longest time until a new thread runs."""
+LOOK_S = 0.5
+T = TypeVar("T")
+
+
+def result_of(future: Future[T]) -> T:
+    """Result of a future for which the main thread waits. A signal that the kernel gives to another thread does not
+    wake it, so that it looks for signals every `LOOK_S`.
+    """
+    while not wait([future], LOOK_S).done:
+        pass
+    return future.result()
 
 
 def started_threads(count: int, name: str) -> ThreadPoolExecutor:

@@ -286,7 +286,7 @@ def test_files_that_cannot_be_fitted_are_refused_with_the_line(text: str, said: 
         ("fit --csv good.csv --experts 8", "m,M"),
         ("fit --csv good.csv --experts 9,8", "m,M"),
         ("fit --csv good.csv --experts a,b", "whole numbers"),
-        ("ratios --csv good.csv", "alpha, k, decode and repeat"),
+        ("ratios --csv good.csv", "alpha, k, prefill, decode and repeat"),
         ("fit --csv good.csv --leave-out 1", "--by-length"),
         ("fit --csv good.csv --windows 3", "no row with k of 3"),
         ("fit --csv good.csv --windows x", "whole numbers"),
