@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from testbed.process.threads import result_of
+
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -41,7 +43,7 @@ class DraftingThread:
         """Run a coroutine in the thread and wait for it; interrupting the wait cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            return future.result()
+            return result_of(future)
         finally:
             future.cancel()
 
