@@ -86,9 +86,9 @@ class Parts(NamedTuple):
     """Times of a round, in seconds, without a share of the radio."""
 
     rest: float
-    """All but the uplink, for given passes."""
+    """Time of everything else, for given passes."""
     air: float
-    """On an uplink of its own."""
+    """Time on the uplink if no other UE sends."""
 
 
 def parts(cell: CellState, ue: UeState, choice: tuple[int, int], at_bs_s: float) -> Parts:
