@@ -231,7 +231,23 @@ class _Search:
             values = np.where(present, self.objective.favoured(values, self.stay), values)
         values = values - price * shares - extra
         values[~fits] = -np.inf
+        idle = self._idle(values, shares, air_s, given=log_price is None)
+        values[idle & (present & fits).any(axis=1)[:, None] & ~present] = -np.inf
         return values, shares
+
+    def _idle(self, values: Array, shares: Array, air_s: Array, given: bool) -> Bools:
+        """[n, 1] UEs that are served as little as can be, since they take more of others than they are worth.
+
+        The slowest choice would be the best for them, with the longest messages, which are still on their way when the
+        UE is worth serving again.
+        """
+        best = values.argmax(axis=1)[:, None]
+        if given:
+            found: Bools = np.take_along_axis(values, best, axis=1) <= 0
+            return found & self.objective.idles
+        least = np.take_along_axis(shares, best, axis=1) <= self.least[:, None] * (1 + 1e-9)
+        sends: Bools = np.take_along_axis(air_s, best, axis=1) > 0
+        return least & sends & self.objective.idles
 
     # ------------------------------------------------------------ choices
 

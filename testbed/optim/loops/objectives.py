@@ -47,6 +47,8 @@ class Objective(ABC):
     about: ClassVar[str]
     promises: ClassVar[bool] = False
     """Whether a kept promise counts."""
+    idles: ClassVar[bool] = False
+    """Whether serving a UE may be worth less than what it takes of others."""
 
     @abstractmethod
     def gain(self, table: RoundTable, prices: Prices) -> Array:
@@ -81,7 +83,7 @@ class Goodput(Objective):
 
     kind = "goodput"
     about = "tokens per second of UEs whose promised speed is kept"
-    promises = True
+    promises = idles = True
 
     def gain(self, table: RoundTable, prices: Prices) -> Array:
         """E minus the price of its energy and risk."""

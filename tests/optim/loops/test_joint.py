@@ -15,7 +15,7 @@ from testbed.optim.loops.joint import decide
 from testbed.optim.loops.objectives import OBJECTIVES, Prices
 from testbed.optim.loops.rounds import RoundChoices, times_s
 from testbed.optim.loops.shares import divide, least_shares
-from testbed.optim.loops.state import CellState, RoundMode, UeState
+from testbed.optim.loops.state import CellState, Measured, RoundMode, UeState
 from tests.optim.loops.cells import (
     A100,
     brute_force,
@@ -259,6 +259,19 @@ def test_an_empty_outage_and_a_single_ue_are_decided() -> None:
         decision = decide(CellState((out, good), A100), one)
         assert np.isfinite(decision.weights).all() and decision.speeds_tps[1] > 1
         assert decide(CellState((good,), A100), one).weights == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize("weights", [None, [1.0] * 24])
+def test_a_ue_in_a_fade_keeps_its_choice_instead_of_the_longest_messages(weights: list[float] | None) -> None:
+    """A round that takes longer costs others less per second; its message would still be on its way after the fade."""
+    _, fh, sh = modes(0.7)
+    good = UeState(rate_bps=8e6, draft_s=0.01, modes=(sh, fh), windows=(1, 12), speed_tps=6.0, cached=1500)
+    faded = replace(good, rate_bps=5e4)
+    measured = Measured(0.06, sending=8.0, rounds=1.0)
+    cell = CellState((*(good,) * 23, faded), A100, 1.3, measured)
+    decision = decide(cell, GOODPUT, weights=weights, current=[(0, 3)] * 24)
+    assert (decision.modes[-1], decision.windows[-1]) == (0, 3)
+    assert (decision.modes == 0).all()
 
 
 def test_least_shares_are_parts_of_equal_weights() -> None:
