@@ -231,8 +231,8 @@ class _Search:
             values = np.where(present, self.objective.favoured(values, self.stay), values)
         values = values - price * shares - extra
         values[~fits] = -np.inf
-        idle = self._idle(values, shares, air_s, given=log_price is None)
-        values[idle & (present & fits).any(axis=1)[:, None] & ~present] = -np.inf
+        idle = self._idle(values, shares, air_s, log_price is None) & (present & fits).any(axis=1, keepdims=True)
+        values[idle & ~present] = -np.inf
         return values, shares
 
     def _idle(self, values: Array, shares: Array, air_s: Array, given: bool) -> Bools:
