@@ -1,7 +1,7 @@
 """The target's own answers, with its most likely ids at every token: what a drafter is distilled on.
 
-They are generated through the engine, a chunk of prompts at a time; each chunk is a file, so that an interrupted
-generation goes on with the first missing one.
+They are generated a chunk of prompts at a time; each chunk is a file, so that an interrupted generation goes on with
+the first missing one.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.errors import BadInput
-from testbed.experiments.lockstep.decoding import Decoding, Lockstep
 from testbed.files import whole_file
 from testbed.unpacked import npz_arrays
 
 CHUNK_LANES = 4
 """Prompts of a chunk for each that is answered at a time: idle lanes at a chunk's end are few then."""
-NOTHING_DRAFTED = np.empty(0, np.int32)
 Progress = Callable[[int, int, str], None]
 
 
 class TargetAnswer(NamedTuple):
-    """A prompt and the target's greedy answer."""
+    """A prompt and the target's answer."""
 
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
@@ -46,18 +43,26 @@ class AnswerTaking(NamedTuple):
         ends: ids that end it.
         top: number k of ids kept at each token.
         lanes: prompts answered at a time.
+        temperature: 0: greedy answers; above: sampled ones.
+        seed: seed of sampled answers.
     """
 
     max_tokens: int
     ends: Collection[int]
     top: int
     lanes: int
+    temperature: float = 0.0
+    seed: int = 0
+
+
+Answering = Callable[[Sequence[Sequence[int]], AnswerTaking, Callable[[int], None]], list[TargetAnswer]]
+"""Generates the answers to prompts, in their order, and tells how many have ended."""
 
 
 def take_answers(
     prompts: Sequence[Sequence[int]],
     taking: AnswerTaking,
-    engine: Callable[[], VerifyEngine],
+    answering: Answering,
     folder: Path,
     progress: Progress,
 ) -> tuple[list[TargetAnswer], float]:
@@ -65,7 +70,7 @@ def take_answers(
     that their generation took. A greater number of prompts adds to the last file.
 
     Args:
-        engine: called where an answer is missing.
+        answering: called with the prompts of a chunk whose answers are missing.
 
     Raises:
         BadInput: a damaged file.
@@ -81,8 +86,10 @@ def take_answers(
         if [one.prompt.tolist() for one in read] != [list(prompt) for prompt in group[: len(read)]]:
             raise BadInput(f"{path} has answers to other prompts; choose another --out")
         if missing := group[len(read) :]:
-            more, more_s = _generated(missing, taking, engine(), _later(progress, start + len(read), len(prompts)))
-            read, took_s = [*read, *more], took_s + more_s
+            first = start + len(read)
+            start_s = time.perf_counter()
+            read += answering(missing, taking._replace(seed=taking.seed + first), _later(progress, first, len(prompts)))
+            took_s += time.perf_counter() - start_s
             _write(path, read, took_s)
         found += read
         seconds += took_s
@@ -93,37 +100,6 @@ def take_answers(
 def _later(progress: Progress, start: int, total: int) -> Callable[[int], None]:
     """Progress within a chunk that begins with prompt `start`."""
     return lambda done: progress(start + done, total, "answers")
-
-
-def _generated(
-    prompts: Sequence[Sequence[int]], taking: AnswerTaking, engine: VerifyEngine, told: Callable[[int], None]
-) -> tuple[list[TargetAnswer], float]:
-    """Answers of the engine, and the seconds that they took."""
-    start_s = time.perf_counter()
-    found: dict[int, TargetAnswer] = {}
-    decodings = (_answer(str(i), prompt, taking) for i, prompt in enumerate(prompts))
-    for number, one in Lockstep(engine, taking.lanes).run(decodings):
-        found[number] = one
-        told(len(found))
-    return [found[i] for i in range(len(prompts))], time.perf_counter() - start_s
-
-
-def _answer(session: str, prompt: Sequence[int], taking: AnswerTaking) -> Decoding[TargetAnswer]:
-    """Decode one answer, a token a pass."""
-    text = np.array(prompt, np.int32)
-    top, logprobs = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
-    while len(top) < taking.max_tokens and not (top and int(text[-1]) in taking.ends):
-        result = yield VerifyRequest(session, text, NOTHING_DRAFTED, logprobs=True)
-        assert result.logprobs is not None
-        row = result.logprobs[0]
-        best = np.argpartition(row, -min(taking.top, len(row)))[-taking.top :]
-        best = best[np.argsort(-row[best], kind="stable")]
-        top.append(best)
-        logprobs.append(row[best])
-        text = np.append(text, result.argmax[:1])
-    return TargetAnswer(
-        text[: len(prompt)], text[len(prompt) :], np.array(top, np.int32), np.array(logprobs, np.float16)
-    )
 
 
 def _write(path: Path, answers: Sequence[TargetAnswer], seconds: float) -> None:

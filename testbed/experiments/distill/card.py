@@ -116,8 +116,9 @@ def _training(card: dict[str, Any]) -> str:
         f"| {one['step']} | {'–' if one['loss'] is None else format(one['loss'], '.3f')} | {one['acceptance']:.3f} |"
         for one in card["looks"]
     )
-    return f"""Data: {settings["prompts"]}, {card["prompts"]} prompts and {card["held_out"]} held out; the target's \
-own greedy answers of at most {settings["max_tokens"]} tokens, {card["answer_tokens"]} tokens in \
+    more = f", {card['invented']} prompts that the target invented" if card["invented"] else ""
+    return f"""Data: {settings["prompts"]}, {card["prompts"]} prompts{more}, and {card["held_out"]} held out; the \
+target's own greedy answers of at most {settings["max_tokens"]} tokens, {card["answer_tokens"]} tokens in \
 {card["answer_s"]:.0f} s ({rates[0]:.0f} tokens/s).
 
 {card["steps"]} steps of {settings["rows"]} prompts, {card["trained_tokens"]} tokens in {card["train_s"]:.0f} s \

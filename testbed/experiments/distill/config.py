@@ -63,6 +63,14 @@ class DistillConfig(Config, frozen=True, kw_only=True):
         ),
     ] = "bundled:chat"  # fmt: skip
     limit: Annotated[int, option("Prompts to train on, at most.", least=1)] = 2000
+    invented: Annotated[
+        int,
+        option(
+            "Prompts that the target invents, sampled after the begin of a user's message, to train on as well; "
+            "unfinished and repeated ones are dropped.",
+            least=0,
+        ),
+    ] = 0  # fmt: skip
     held_out: Annotated[
         int, option("First prompts of the data set: not trained on, acceptance is measured on them.", least=1)
     ] = 50
@@ -71,7 +79,7 @@ class DistillConfig(Config, frozen=True, kw_only=True):
     top: Annotated[
         int, option("Most likely ids of each of the target's distributions that are kept.", least=1, most=1024)
     ] = 32
-    concurrency: Annotated[int, option("Prompts answered concurrently.", least=1, most=256)] = 16
+    concurrency: Annotated[int, option("Prompts answered concurrently.", least=1, most=4096)] = 16
     steps: Annotated[int, option("Steps of the optimiser.", least=1, panel="Training")] = 2000
     rows: Annotated[int, option("Prompts of a batch.", least=1)] = 8
     length: Annotated[int, option("Tokens of prompt and answer that are read, at most.", least=2, unit="tokens")] = 512

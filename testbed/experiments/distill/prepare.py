@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from testbed.assets.model_names import named
 from testbed.bs.engines.target import Target, describe, find
 from testbed.errors import BadInput
 from testbed.experiments.distill.config import DistillConfig
+from testbed.experiments.distill.invented import MOST_TOKENS
 from testbed.experiments.distill.vocabulary import frequent_ids
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.formats import prompt_ids
@@ -32,6 +32,14 @@ class Distillation(NamedTuple):
     """Token ids of each prompt of the training data."""
     held_out: list[list[int]]
     """Token ids of each prompt that acceptance is measured on."""
+    prompter: Prompter
+
+    def positions(self, config: DistillConfig) -> int:
+        """Positions that an engine needs for answers to these prompts, and to invented ones."""
+        longest = max(map(len, [*self.prompts, *self.held_out]))
+        if config.invented:
+            longest = max(longest, len(self.prompter.ids("?")) + 2 * MOST_TOKENS)
+        return longest + config.max_tokens + 1
 
 
 def prepared(config: DistillConfig) -> Distillation:
@@ -51,28 +59,29 @@ def prepared(config: DistillConfig) -> Distillation:
     check_student(model, StudentShape(layers, config.hidden), quantised=config.gguf != "f16")
     if config.vocabulary is not None:
         frequent_ids((), model, config.vocabulary, target.end_ids)
-    prompts = _prompts(config, target)
-    _check_room(prompts, target, config)
-    return Distillation(model, target, layers, prompts[config.held_out :], prompts[: config.held_out])
+    prompter = Prompter(target.path, config.prompt_format)
+    prompts = _prompts(config, prompter)
+    work = Distillation(model, target, layers, prompts[config.held_out :], prompts[: config.held_out], prompter)
+    _check_room(work, config)
+    return work
 
 
-def _prompts(config: DistillConfig, target: Target) -> list[list[int]]:
+def _prompts(config: DistillConfig, prompter: Prompter) -> list[list[int]]:
     """Ids of all prompts, the held-out ones first, so that a greater `limit` adds to those of the training."""
     examples = load_dataset(config.prompts, config.limit + config.held_out)
     if len(examples) <= config.held_out:
         raise BadInput(
             f"{config.prompts} has {len(examples)} prompts: none is left beside --held-out {config.held_out}"
         )
-    prompter = Prompter(target.path, config.prompt_format)
     return [prompt_ids(prompter, example) for example in examples]
 
 
-def _check_room(prompts: Sequence[Sequence[int]], target: Target, config: DistillConfig) -> None:
-    longest = max(map(len, prompts))
-    if longest + config.max_tokens + 1 > target.max_positions:
+def _check_room(work: Distillation, config: DistillConfig) -> None:
+    prompts = [*work.held_out, *work.prompts]
+    if work.positions(config) > work.target.max_positions:
         raise BadInput(
-            f"a prompt of {longest} tokens plus {config.max_tokens} output tokens exceeds the target's context of "
-            f"{target.max_positions}; lower --max-tokens"
+            f"prompts of {work.positions(config) - config.max_tokens - 1} tokens plus {config.max_tokens} output "
+            f"tokens exceed the target's context of {work.target.max_positions}; lower --max-tokens"
         )
     if all(len(prompt) >= config.length for prompt in prompts):
         raise BadInput(f"every prompt has {config.length} tokens or more, so no answer is read; raise --length")

@@ -7,23 +7,21 @@ prompts, the training by checkpoints. The same command goes on from there.
 from __future__ import annotations
 
 import contextlib
-import functools
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from testbed.bs.engines.base import VerifyEngine, VerifyRequest
-from testbed.bs.engines.registry import leave_a_core, load_engine
+from testbed.bs.engines.registry import leave_a_core
 from testbed.config import load
 from testbed.errors import BadInput
-from testbed.experiments.distill.answers import NOTHING_DRAFTED, AnswerTaking, Progress, TargetAnswer, take_answers
+from testbed.experiments.distill.answering import answering_of
+from testbed.experiments.distill.answers import AnswerTaking, Progress, TargetAnswer, take_answers
 from testbed.experiments.distill.card import write_card
 from testbed.experiments.distill.config import DistillConfig
+from testbed.experiments.distill.invented import invented
 from testbed.experiments.distill.measure import measured
 from testbed.experiments.distill.prepare import Distillation, prepared
 from testbed.experiments.distill.vocabulary import LessonMaker, frequent_ids, write_tokenizer
@@ -34,10 +32,9 @@ from testbed.models.distill.lesson import Lesson
 from testbed.process.cores import model_threads
 from testbed.protocols.vocabulary import BESIDE_GGUF, FILE
 
-ANSWERS, CHECKPOINT, TARGET, IDS = "work/answers", "work/training.pt", "work/target.json", "work/ids.json"
+ANSWERS, INVENTED, MORE_ANSWERS = "work/answers", "work/invented", "work/answers-invented"
+CHECKPOINT, TARGET, IDS = "work/training.pt", "work/target.json", "work/ids.json"
 MODEL, DRAFTER = "model", "drafter.gguf"
-PASSES = 24
-"""Passes of the target that are timed, one token each."""
 Say = Callable[[str], None]
 
 
@@ -51,7 +48,8 @@ def distill(config: DistillConfig, out: Path, say: Say, progress: Progress) -> d
     """
     work = prepared(config)
     with claimed(config, out, "distillation", lambda before: _agree(config, before, out)):
-        make_folder(out / ANSWERS)
+        for name in (ANSWERS, INVENTED, MORE_ANSWERS):
+            make_folder(out / name)
         leave_a_core(config.threads, work.target.weights_bytes)
         answers, facts = _answers(config, work, out, say, progress)
         held_out, train = answers[: config.held_out], answers[config.held_out :]
@@ -80,7 +78,8 @@ def begun(out: Path) -> DistillConfig:
 def _agree(config: DistillConfig, before: DistillConfig, out: Path) -> None:
     """Refuse to go on with another distillation. Threads, device and steps may differ, and prompts be added."""
     same = {name: getattr(config, name) for name in ("threads", "device", "steps")}
-    if msgspec.structs.replace(before, **same, limit=max(before.limit, config.limit)) != config:
+    more = {name: max(getattr(before, name), getattr(config, name)) for name in ("limit", "invented")}
+    if msgspec.structs.replace(before, **same, **more) != config:
         raise BadInput(
             f"{out} holds another distillation; choose another --out, or give --resume without other options"
         )
@@ -89,41 +88,24 @@ def _agree(config: DistillConfig, before: DistillConfig, out: Path) -> None:
 def _answers(
     config: DistillConfig, work: Distillation, out: Path, say: Say, progress: Progress
 ) -> tuple[list[TargetAnswer], dict[str, Any]]:
-    """The target's answers to all prompts, the held-out ones first, and how long they took."""
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def engine() -> VerifyEngine:
-            say(f"loading {work.target.path} on {config.engine}")
-            made = load_engine(
-                config.engine, work.target.path, dtype=config.dtype, vocab_size=work.target.vocab_size,
-                max_model_len=_positions(config, work),
-            )  # fmt: skip
-            return stack.enter_context(contextlib.closing(made))
-
-        taking = AnswerTaking(config.max_tokens, frozenset(work.target.end_ids), config.top, config.concurrency)
-        answers, seconds = take_answers([*work.held_out, *work.prompts], taking, engine, out / ANSWERS, progress)
-        target_ms = kept(out / TARGET, float, lambda: _pass_ms(engine(), answers[-1]))
+    """The target's answers to all prompts, the held-out ones first and invented ones last, and how long they took."""
+    taking = AnswerTaking(
+        config.max_tokens, frozenset(work.target.end_ids), config.top, config.concurrency, seed=config.seed
+    )
+    with contextlib.closing(answering_of(config, work, say)) as source:
+        answers, seconds = take_answers([*work.held_out, *work.prompts], taking, source, out / ANSWERS, progress)
+        more: list[list[int]] = []
+        if config.invented:
+            more = invented(config.invented, work.prompter, taking, source, out / INVENTED, progress)
+            say(f"the target invented {len(more)} prompts")
+            found, found_s = take_answers(more, taking, source, out / MORE_ANSWERS, progress)
+            answers, seconds = [*answers, *found], seconds + found_s
+        target_ms = kept(out / TARGET, float, lambda: source.pass_ms(answers[0]))
     tokens = sum(len(one.output) for one in answers)
     say(f"answers: {tokens} tokens of {len(answers)} prompts in {seconds:.0f} s, {tokens / seconds:.0f} tokens/s")
-    return answers, {"answer_tokens": tokens, "answer_s": seconds, "engine_pass_ms": target_ms}
-
-
-def _positions(config: DistillConfig, work: Distillation) -> int:
-    """Positions that the engine needs."""
-    return max(map(len, [*work.prompts, *work.held_out])) + config.max_tokens + 1
-
-
-def _pass_ms(engine: VerifyEngine, answer: TargetAnswer) -> float:
-    """Median time of a pass that decodes one token of one sequence."""
-    times_s, text = [], answer.prompt
-    for token in answer.output[:PASSES]:
-        start_s = time.perf_counter()
-        engine.verify([VerifyRequest("timed", text, NOTHING_DRAFTED)])
-        times_s.append(time.perf_counter() - start_s)
-        text = np.append(text, token)
-    engine.release("timed")
-    return 1e3 * float(np.median(times_s[1:] or times_s))  # the first one reads the prompt
+    return answers, {
+        "invented": len(more), "answer_tokens": tokens, "answer_s": seconds, "engine_pass_ms": target_ms,
+    }  # fmt: skip
 
 
 def _tokenizer(

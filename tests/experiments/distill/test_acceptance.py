@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.experiments.distill.acceptance import acceptance, replay, rounds_of, token_ms
+from testbed.experiments.distill.answering import through_engine
 from testbed.experiments.distill.answers import AnswerTaking, TargetAnswer, take_answers
 from testbed.experiments.lockstep.acceptance import STRICT
 from testbed.experiments.predictor.collect import TraceDecoder
@@ -28,7 +31,8 @@ def test_rounds_follow_the_first_mismatch() -> None:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[TargetAnswer]:
     folder = tmp_path_factory.mktemp("answers")
     taking = AnswerTaking(TOKENS, (), 4, 2)
-    return take_answers(PROMPTS, taking, lambda: SyntheticEngine(vocab_size=VOCAB), folder, lambda *told: None)[0]
+    answering = functools.partial(through_engine, SyntheticEngine(vocab_size=VOCAB))
+    return take_answers(PROMPTS, taking, answering, folder, lambda *told: None)[0]
 
 
 def test_replayed_rounds_are_those_of_decoding(answers: list[TargetAnswer]) -> None:

@@ -16,8 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from testbed.errors import BadInput
-from testbed.experiments.distill import answers, training
 from testbed.experiments.distill import run as distilling
+from testbed.experiments.distill import training
+from testbed.experiments.distill.answering import TransformersAnswers
 from testbed.experiments.distill.answers import CHUNK_LANES, AnswerTaking, take_answers
 from testbed.experiments.distill.config import DistillConfig
 from testbed.experiments.distill.run import distill
@@ -199,13 +200,36 @@ def test_a_finished_distillation_goes_on_with_more_prompts_and_steps(
     first = run(targets["llama"], tmp_path, vocabulary=400, limit=8)
     ids = (tmp_path / "work" / "ids.json").read_bytes()
     answered: list[int] = []
-    generated = answers._generated
-    monkeypatch.setattr(answers, "_generated", lambda some, *rest: answered.append(len(some)) or generated(some, *rest))
+    answers_of = TransformersAnswers.__call__
+
+    def counted(self: TransformersAnswers, prompts: Any, *rest: Any) -> Any:
+        answered.append(len(prompts))
+        return answers_of(self, prompts, *rest)
+
+    monkeypatch.setattr(TransformersAnswers, "__call__", counted)
     more = run(targets["llama"], tmp_path, vocabulary=400, limit=16, steps=36)
     assert sum(answered) == 16 - 8 and more["prompts"] == 16
     assert (tmp_path / "work" / "ids.json").read_bytes() == ids
     assert [look["step"] for look in more["looks"]] == [0, 12, 24, 36] and more["looks"][:3] == first["looks"]
     assert more["trained_tokens"] > first["trained_tokens"] and more["held_out"] == first["held_out"]
+
+
+def test_prompts_that_the_target_invents_are_learned_as_well(targets: dict[str, Path], tmp_path: Path) -> None:
+    """A message of this format ends with a space, which the random target writes now and then."""
+    first = run(targets["qwen2"], tmp_path, prompt_format="Q {question} A", invented=64, limit=8)
+    assert 0 < first["invented"] < 64 and first["held_out"] == 4
+    assert f"{first['invented']} prompts that the target invented" in (tmp_path / "card.md").read_text(encoding="utf-8")
+    again = run(targets["qwen2"], tmp_path, prompt_format="Q {question} A", invented=64, limit=8)
+    assert {**again, "draft_ms": first["draft_ms"]} == first
+    more = run(targets["qwen2"], tmp_path, prompt_format="Q {question} A", invented=128, limit=8, steps=36)
+    assert more["invented"] > first["invented"]
+    with pytest.raises(BadInput, match="another distillation"):
+        run(targets["qwen2"], tmp_path, prompt_format="Q {question} A", invented=32, limit=8, steps=36)
+
+
+def test_a_format_without_text_around_the_message_invents_nothing(targets: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="before and after"):
+        run(targets["llama"], tmp_path, prompt_format="{question}", invented=4)
 
 
 def test_targets_without_what_it_takes_are_refused(targets: dict[str, Path], tmp_path: Path) -> None:
