@@ -54,7 +54,6 @@ ASIDE = {
     r"\b(DIR|FILE|NAME|PLAN|RUN|HOST|PROFILE)\b|…|\.\.\.|<": "has a placeholder",
     r"iperf3|--executor ray|wheels": "needs a service or a cluster",
     r"install-completion": "changes the shell",
-    r"(fetch|--drafter) smollm2-draft": "distils a drafter for hours",
 }
 """Reasons to set a line aside, by pattern."""
 

@@ -48,9 +48,8 @@ def fetch(
 ) -> None:
     """Fetch a public model into the user's cache, once, and compare llama.cpp with transformers on it.
 
-    Afterwards, --model NAME and --drafter NAME take it wherever they take paths. A drafter such as smollm2-draft is
-    distilled from its model on this machine if the package does not have it, which takes hours on a CPU; the same
-    command goes on after an interruption.
+    Afterwards, --model NAME and --drafter NAME take it wherever they take paths. A drafter such as smollm2-draft comes
+    with the package; otherwise it is distilled from its model on this machine, which takes days on a CPU.
 
     Examples:
 

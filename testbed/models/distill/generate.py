@@ -81,7 +81,7 @@ class BatchGenerator:
         Raises:
             EngineError: the model failed, for want of memory for instance.
         """
-        batch = _Batch(prompts, how, self._device)
+        batch = _Sequences(prompts, how, self._device)
         try:
             while len(batch.live):
                 batch.add(self._next(batch))
@@ -90,7 +90,7 @@ class BatchGenerator:
             raise EngineError(f"transformers failed on {len(batch.live)} sequences: {exc}") from exc
         return batch.outputs()
 
-    def _next(self, batch: _Batch) -> Tensor:
+    def _next(self, batch: _Sequences) -> Tensor:
         """Logits [live sequences, vocab_size] of the next token."""
         found = self._model(
             batch.inputs, attention_mask=batch.mask, position_ids=batch.positions, past_key_values=batch.cache,
@@ -100,7 +100,7 @@ class BatchGenerator:
         return logits
 
 
-class _Batch:
+class _Sequences:
     """Sequences that are generated together.
 
     Attributes:
