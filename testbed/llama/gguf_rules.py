@@ -51,6 +51,8 @@ LARGEST = 1e12
 """Upper limit of floating-point entries."""
 FLOAT32_TENSOR = 0
 """Required type of norms and biases: ggml has no kernels for others, and aborts when it computes with them."""
+FLOAT_TENSORS = (FLOAT32_TENSOR, 1, 30)
+"""float32, float16 and bfloat16."""
 NO_TOKEN = 2**32 - 1
 EMBEDDING = "token_embd.weight"
 
@@ -73,6 +75,11 @@ def check_gguf(path: Path) -> Header:
 def is_float32(header: Header) -> bool:
     """Whether all weights are float32; only then llama.cpp computes in float32."""
     return all(tensor.kind == FLOAT32_TENSOR for tensor in header.tensors.values())
+
+
+def is_float(header: Header) -> bool:
+    """Whether no weight is quantised."""
+    return all(tensor.kind in FLOAT_TENSORS for tensor in header.tensors.values())
 
 
 def _check(header: Header) -> None:

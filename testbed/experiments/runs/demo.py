@@ -21,7 +21,16 @@ from testbed.bs.judging.base import Judge
 from testbed.bs.judging.registry import JUDGES, judge_kind, make_judge
 from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
 from testbed.channel.tc.links import Namespaces
-from testbed.config import BFLOAT16_TIE, DecodingConfig, DemoConfig, RunConfig, ServeConfig, resolved, save
+from testbed.config import (  # fmt: skip
+    BFLOAT16_TIE,
+    QUANTISED_TIE,
+    DecodingConfig,
+    DemoConfig,
+    RunConfig,
+    ServeConfig,
+    resolved,
+    save,
+)
 from testbed.errors import BadInput, GateError
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.pair import target_for
@@ -39,7 +48,7 @@ from testbed.experiments.runs.processes import base_station, proxy, user_equipme
 from testbed.experiments.runs.progress import LiveProgress
 from testbed.experiments.runs.uerun import result_of, write_run
 from testbed.experiments.runs.virtual import counted_bytes, load_models, run_virtual
-from testbed.llama.gguf_rules import check_gguf, is_float32
+from testbed.llama.gguf_rules import check_gguf, is_float, is_float32
 from testbed.models.bundle import BUNDLED, bundled, head_directory
 from testbed.protocols.adaptive import RULES
 from testbed.protocols.methods import check_lookahead, run_method
@@ -255,7 +264,8 @@ def _tolerance(config: DemoConfig) -> float:
     if config.tie_tolerance is not None:
         return config.tie_tolerance
     if ENGINES.choose(config.engine).gguf:
-        return 0.0 if is_float32(check_gguf(_model(config))) else BFLOAT16_TIE
+        header = check_gguf(_model(config))
+        return 0.0 if is_float32(header) else BFLOAT16_TIE if is_float(header) else QUANTISED_TIE
     return 0.0 if config.dtype == "float32" else BFLOAT16_TIE
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.config import DemoConfig
+from testbed.config import BFLOAT16_TIE, QUANTISED_TIE, DemoConfig
 from testbed.errors import BadInput
 from testbed.experiments.runs.demo import run_config, run_demo
 from testbed.models.export import export_gguf
@@ -17,12 +17,14 @@ from tests.support.refusals import refuse
 def test_ties_are_counted_unless_the_target_computes_in_float32(
     random_models: dict[str, Path], random_ggufs: dict[str, Path], tmp_path: Path
 ) -> None:
-    quantised = tmp_path / "q8.gguf"
+    quantised, half = tmp_path / "q8.gguf", tmp_path / "f16.gguf"
     export_gguf(random_models["llama"], quantised, "q8_0")
+    export_gguf(random_models["llama"], half, "f16")
     llama = DemoConfig(engine="llama", model=str(random_ggufs["llama"]))
     assert run_config(llama).tie_tolerance == 0
     rounded = msgspec.structs.replace(llama, model=str(quantised))
-    assert run_config(rounded).tie_tolerance > 0
+    assert run_config(rounded).tie_tolerance == QUANTISED_TIE
+    assert run_config(msgspec.structs.replace(llama, model=str(half))).tie_tolerance == BFLOAT16_TIE
     assert run_config(msgspec.structs.replace(rounded, tie_tolerance=0.0)).tie_tolerance == 0
     vllm = DemoConfig(model=str(random_models["llama"]))
     assert (
