@@ -35,6 +35,8 @@ class DecidedHints:
         self._decided: dict[bytes, Decided] = {}
         self._first = NO_HINT
         self.worths: dict[bytes, float] = {}
+        self._arrivals: dict[tuple[bytes, int], float] = {}
+        """Arrival of the last round of each session."""
 
     def apply(self, decisions: Decisions) -> None:
         """Hint what was decided from now on; decisions for UEs that have had no session are ignored."""
@@ -70,10 +72,13 @@ class DecidedHints:
         judged = drafted > 0 and session.protocol is not None and session.protocol.judged
         found = round_.candidates() if judged else []
         kept = sum(position < accepted for position in found)
+        before_s = self._arrivals.get(session.key, round_.arrived_s)
+        self._arrivals[session.key] = round_.arrived_s
         self._tell(
             RoundSeen(
                 *session.key, drafted, accepted, round_.cached, round_.draft_s, len(found) if judged else None, kept,
                 threshold(session, round_), round_.guess is not None, round_.queue_s + round_.verify_s, round_.new,
+                max(0.0, round_.arrived_s - before_s),
             )
         )  # fmt: skip
         decided, protocol = self._of(session), ""
@@ -89,6 +94,7 @@ class DecidedHints:
 
     def ended(self, session: Session) -> None:
         """See `WindowHints.ended`."""
+        self._arrivals.pop(session.key, None)
         self._tell(SessionEnded(*session.key))
 
     def snapshot(self) -> dict[str, Any]:

@@ -46,6 +46,9 @@ class RoundSeen(_ControlMessage, frozen=True):
     """Time in the queue and in the pass."""
     new: int = 0
     """Tokens computed, those found in the prefix cache left out."""
+    period_s: float = 0.0
+    """Time since the round of its session before it arrived, which bounds what its UE can have drafted; 0: it is the
+    first."""
 
 
 class SessionEnded(_ControlMessage, frozen=True):

@@ -102,6 +102,18 @@ async def test_rounds_are_told_and_decisions_are_hinted(tmp_path: Path) -> None:
             await running
 
 
+def test_the_time_between_rounds_of_a_session_is_told() -> None:
+    told: list[Event] = []
+    hints = DecidedHints(told.append)
+    for number, arrived_s in ((1, 5.0), (2, 6.0), (1, 7.5), (1, 7.0)):
+        made = round_()
+        made.arrived_s = arrived_s
+        hints.hint(session(number), made, 1, 8.0)
+    hints.ended(session(1))
+    hints.hint(session(1), round_(), 1, 9.0)
+    assert [one.period_s for one in told if isinstance(one, RoundSeen)] == [0.0, 0.0, 2.5, 0.0, 0.0]
+
+
 def test_a_ue_that_asks_for_no_hints_gets_none() -> None:
     decided = DecidedHints(lambda event: None)
     decided.apply(Decisions({NAME: Decided(3, "fh")}))

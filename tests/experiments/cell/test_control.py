@@ -8,14 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from testbed.bs.control.messages import Decided
 from testbed.channel.cost import Sizes
 from testbed.channel.radio.config import ConstantSource, RadioConfig
 from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellBs, CellConfig, CellControl, UeGroup
+from testbed.experiments.cell.control import controller
 from testbed.experiments.cell.control.modes import round_mode
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.protocols import PROTOCOLS
+from testbed.ue.session import DecodingSession
 from testbed.ue.windows.hinted import Hinted
 
 JOINT = CellControl(windows="joint", weights="joint")
@@ -106,6 +109,42 @@ def test_ues_that_ignore_hinted_windows_break_no_promise(asks: bool, monkeypatch
     assert equal["bound"]["violations"] > 0.5
     assert joint["bound"]["judged"] >= 4 and joint["bound"]["violations"] == 0
     assert joint["deaf"]["goodput_tps"] > 0 and (asks or joint["deaf"]["window"] > 14)
+
+
+def test_no_weight_falls_below_a_part_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights: list[float] = []
+
+    def decided(window: int, mode: str, worth: float, weight: float, *rest: Any) -> Decided:
+        weights.append(weight)
+        return Decided(window, mode, worth, weight, *rest)
+
+    monkeypatch.setattr(controller, "Decided", decided)
+    ues = group("long", count=2, window=16), group("short", count=5, window=6)
+    rows(cell(*ues, control=CellControl(weights="joint"), bandwidth_hz=1.5e6, seconds=10.0))
+    assert min(weights) == 0.05 and max(weights) > 1
+
+
+@pytest.mark.parametrize("stated_s", [50.0, 3000.0])
+def test_a_ue_that_states_a_long_drafting_time_takes_nothing_from_others(
+    stated_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A UE that drafts most of the time would send rarely, so that a high weight would cost nobody anything."""
+    weights = CellControl(weights="joint")
+    ues = group("liar", count=1, window=16), group("honest", count=6, window=6)
+    config = cell(*ues, control=weights, bandwidth_hz=1.5e6, seconds=14.0, warmup_s=4.0)
+    honest = rows(config)
+    outgoing = DecodingSession._outgoing
+
+    def lying(self: DecodingSession, drafted: Any, *given: Any, **named: Any) -> Any:
+        found = outgoing(self, drafted, *given, **named)
+        if len(drafted.ids) > 6:
+            found.draft = msgspec.structs.replace(found.draft, draft_s=stated_s)
+        return found
+
+    monkeypatch.setattr(DecodingSession, "_outgoing", lying)
+    lied = rows(config)
+    assert lied["honest"]["goodput_tps"] == pytest.approx(honest["honest"]["goodput_tps"], rel=0.03)
+    assert lied["liar"]["goodput_tps"] == pytest.approx(honest["liar"]["goodput_tps"], abs=0.5)
 
 
 def test_the_same_configuration_gives_the_same_result() -> None:

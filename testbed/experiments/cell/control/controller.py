@@ -27,6 +27,7 @@ from testbed.experiments.inputs.coefficients import pass_coefficients
 from testbed.experiments.inputs.profile import load_profile
 from testbed.optim.loops.joint import Decision, decide
 from testbed.optim.loops.objectives import Prices, objective
+from testbed.optim.loops.shares import LEAST
 from testbed.optim.loops.state import CellState, Measured, UeState
 from testbed.protocols import PROTOCOLS
 from testbed.protocols.messages import NO_HINT
@@ -192,7 +193,7 @@ class JointController:
         ]
         least = 1 if ue.measured < MEASURED or PROTOCOLS[group.protocol].replaces else 0
         rate_bps = self._meter.rate_bps(number)
-        draft_s = ue.draft_s.value or profile.draft.window_s(most, 1) / most
+        draft_s = ue.draft_s or profile.draft.window_s(most, 1) / most
         return UeState(
             rate_bps=rate_bps,
             draft_s=draft_s,
@@ -203,7 +204,7 @@ class JointController:
             weight=self._weight(number),
             cached=ue.cached,
             extra=ue.extra.value,
-            draft_j=power.draft_w * ue.draft_s.value if power else 0.0,
+            draft_j=power.draft_w * ue.draft_s if power else 0.0,
             bit_j=power.transmit_w / rate_bps if power and rate_bps > 0 else 0.0,
         )
 
@@ -273,9 +274,8 @@ class JointController:
         control, found = self._config.control, dict[bytes, Decided]()
         times_s = zip(active, decision.times_s.tolist(), decision.windows.tolist(), strict=True)
         self._expected_hz = {number: 1 / time_s for (number, _), time_s, window in times_s if window}
-        columns = (
-            part.tolist() for part in (decision.windows, decision.modes, decision.weights, self._worths(decision))
-        )
+        weights = decision.weights.clip(min=LEAST)
+        columns = (part.tolist() for part in (decision.windows, decision.modes, weights, self._worths(decision)))
         for (number, ue), window, mode, weight, worth in zip(active, *columns, strict=True):
             if control.weights == "joint":
                 self._radio.ports[number][True].weight = weight

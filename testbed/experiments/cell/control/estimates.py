@@ -40,7 +40,9 @@ class UeEstimates:
         self.mode = ""
         self.threshold: float | None = None
         self.lookahead: int | None = None
-        self.draft_s, self.mean_window, self.cached = Mean(ROUNDS), Mean(ROUNDS), 0
+        self._draft_s, self._period_s = Mean(ROUNDS), Mean(ROUNDS)
+        """Per token: the drafting time that its UE states, and the time between its rounds."""
+        self.mean_window, self.cached = Mean(ROUNDS), 0
         self.extra = Mean(ROUNDS)
         """Tokens computed beside a window and one: those after the last whole block of the prefix cache."""
         self.asked = Mean(ROUNDS)
@@ -61,7 +63,8 @@ class UeEstimates:
             return
         self.mean_window.add(drafted)
         if not first:  # the first one's time counts from the request
-            self.draft_s.add(seen.draft_s / (drafted + seen.ahead))
+            self._draft_s.add(seen.draft_s / (drafted + seen.ahead))
+            self._period_s.add(seen.period_s / (drafted + seen.ahead))
             self.measured += 1
         if seen.candidates is not None:
             self.asked.add(seen.candidates / drafted)
@@ -71,6 +74,11 @@ class UeEstimates:
         self._accepted *= FORGET
         self._tried[:tried] += 1
         self._accepted[: min(seen.accepted, tried)] += 1
+
+    @property
+    def draft_s(self) -> float:
+        """Drafting time per token as its UE states it, up to the time between its rounds; 0: not known."""
+        return min(self._draft_s.value, self._period_s.value)
 
     @property
     def present(self) -> int:
