@@ -81,7 +81,11 @@ class Given:
             BadInput: a value or file that cannot be used.
         """
         if self.file is None:
-            return kind(**{**base, **self.values})
+            values = {**base, **self.values}
+            for one in options_of(kind):
+                if one.default is msgspec.NODEFAULT and one.name not in values:
+                    raise BadInput(f"missing option {one.flag}")
+            return kind(**values)
         return msgspec.structs.replace(load(kind, self.file), **self.values)
 
 
@@ -193,17 +197,17 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _parameter(one: Option) -> inspect.Parameter:
     """An option as typer declares it."""
-    needed, names = one.default is msgspec.NODEFAULT, one.kinds or one.completes
+    needed, names = one.default is msgspec.NODEFAULT, one.kinds or one.completes  # a file may have what is needed
     flags = one.flags or ((f"{one.flag}/--no-{one.flag[2:]}",) if one.kind is bool else (one.flag,))
     info = typer.Option(
-        *flags, help=about(one), metavar=one.metavar, rich_help_panel=one.panel, hidden=one.hidden,
-        autocompletion=completion(names) if names else None,
+        *flags, help=about(one) + (" Required." if needed else ""), metavar=one.metavar, rich_help_panel=one.panel,
+        hidden=one.hidden, autocompletion=completion(names) if names else None,
     )  # fmt: skip
     return inspect.Parameter(
         one.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if needed else _shown(one),
-        annotation=Annotated[_typed(one), info],
+        default=None if needed else _shown(one),
+        annotation=Annotated[_typed(one) | None if needed else _typed(one), info],
     )
 
 

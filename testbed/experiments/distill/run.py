@@ -19,14 +19,14 @@ from testbed.config import load
 from testbed.errors import BadInput
 from testbed.experiments.distill.answering import answering_of
 from testbed.experiments.distill.answers import AnswerTaking, Progress, TargetAnswer, take_answers
-from testbed.experiments.distill.card import write_card
+from testbed.experiments.distill.card import DOCUMENT, write_card
 from testbed.experiments.distill.config import DistillConfig
 from testbed.experiments.distill.invented import invented
 from testbed.experiments.distill.measure import measured
 from testbed.experiments.distill.prepare import Distillation, prepared
 from testbed.experiments.distill.vocabulary import LessonMaker, frequent_ids, write_tokenizer
 from testbed.experiments.results.claims import CONFIG, claimed, kept
-from testbed.files import make_folder, whole_file
+from testbed.files import json_object, make_folder, whole_file
 from testbed.models.checkpoint import writing
 from testbed.models.distill.lesson import Lesson
 from testbed.process.cores import model_threads
@@ -76,12 +76,19 @@ def begun(out: Path) -> DistillConfig:
 
 
 def _agree(config: DistillConfig, before: DistillConfig, out: Path) -> None:
-    """Refuse to go on with another distillation. Threads, device and steps may differ, and prompts be added."""
+    """Refuse to go on with another distillation, or with more prompts where no step is left to train on them. Threads,
+    device and steps may differ, and prompts be added.
+    """
     same = {name: getattr(config, name) for name in ("threads", "device", "steps")}
     more = {name: max(getattr(before, name), getattr(config, name)) for name in ("limit", "invented")}
     if msgspec.structs.replace(before, **same, **more) != config:
         raise BadInput(
             f"{out} holds another distillation; choose another --out, or give --resume without other options"
+        )
+    grown = (before.limit, before.invented) != (config.limit, config.invented)
+    if grown and (out / DOCUMENT).is_file() and config.steps <= (done := json_object(out / DOCUMENT).get("steps", 0)):
+        raise BadInput(
+            f"the training in {out} has ended after {done} steps; give more --steps to train on more prompts"
         )
 
 

@@ -153,6 +153,7 @@ def test_a_killed_process_goes_on(targets: dict[str, Path], tmp_path: Path) -> N
     process.kill()
     process.wait()
     stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "work" / "answers").iterdir()}
+    command = [part for part in command if "--target" not in part]  # the directory knows it
     done = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, check=True)
     document = json.loads(done.stdout)
     assert document["steps"] == SMALL["steps"] and document["config"]["limit"] == SMALL["limit"]
@@ -191,6 +192,8 @@ def test_another_distillation_in_the_directory_is_refused(targets: dict[str, Pat
         run(targets["llama"], tmp_path, **{**quick, "rate": 1e-4})
     with pytest.raises(BadInput, match="another distillation"):
         run(targets["llama"], tmp_path, **{**quick, "limit": 3})
+    with pytest.raises(BadInput, match="ended after 1 steps; give more"):
+        run(targets["llama"], tmp_path, **{**quick, "limit": 5})
     run(targets["llama"], tmp_path, **quick, threads=None)
 
 
