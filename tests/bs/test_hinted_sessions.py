@@ -46,7 +46,7 @@ class Flips(Unlearning):
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 async def test_hints_that_turn_drafting_off_and_on_lose_no_token(lookahead: Ahead) -> None:
-    """With lookahead, the UE mistook the verdict of a token that was decoded ahead for that of its next window."""
+    """With lookahead, the UE took the verdict of a token that was decoded ahead for the verdict of its next window."""
     async with station(windows=Flips(3, 0.2)) as (_, address), client(address) as ue:
         own = (await decode_remotely(ue, [2, 7], 600, ())).token_ids
         drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.8)

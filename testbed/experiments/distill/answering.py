@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,8 +83,9 @@ class TransformersAnswers(EngineAnswers):
         for start in range(0, len(prompts), taking.lanes):
             group = prompts[start : start + taking.lanes]
             how = Generation(taking.max_tokens, taking.ends, taking.top, taking.temperature, taking.seed + start)
-            answers = self._generator.answers(group, how, partial(_tell, told, start))
+            answers = self._generator.answers(group, how)
             found += [TargetAnswer(np.array(p, np.int32), *one) for p, one in zip(group, answers, strict=True)]
+            told(len(found))
         return found
 
     def pass_ms(self, answer: TargetAnswer) -> float:
@@ -98,10 +98,6 @@ def answering_of(config: DistillConfig, work: Distillation, say: Callable[[str],
     """How the target answers with this configuration's engine."""
     kind = TransformersAnswers if config.engine == "transformers" else EngineAnswers
     return kind(config, work, say)
-
-
-def _tell(told: Callable[[int], None], before: int, done: int) -> None:
-    told(before + done)
 
 
 def through_engine(

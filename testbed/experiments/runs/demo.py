@@ -21,7 +21,7 @@ from testbed.bs.judging.base import Judge
 from testbed.bs.judging.registry import JUDGES, judge_kind, make_judge
 from testbed.channel.spec import ChannelSpec, parse_channel, tc_config
 from testbed.channel.tc.links import Namespaces
-from testbed.config import (  # fmt: skip
+from testbed.config import (
     BFLOAT16_TIE,
     QUANTISED_TIE,
     DecodingConfig,

@@ -24,12 +24,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_greedy_answers_are_those_of_each_prompt_alone(model: Path) -> None:
-    """With ids that end many answers soon, so that sequences leave the batch at different times."""
+    """Many ids end an answer, so that answers have different lengths."""
     reference = AutoModelForCausalLM.from_pretrained(model).eval()
     ends = set(range(0, ROWS, 12))
-    told: list[int] = []
-    found = BatchGenerator(model, "float32", REAL, "cpu").answers(PROMPTS, Generation(24, ends, 5), told.append)
-    assert told[-1] == len(PROMPTS) and told == sorted(told)
+    found = BatchGenerator(model, "float32", REAL, "cpu").answers(PROMPTS, Generation(24, ends, 5))
     for prompt, answer in zip(PROMPTS, found, strict=True):
         text = list(prompt)
         while len(text) - len(prompt) < 24 and not (len(text) > len(prompt) and text[-1] in ends):
