@@ -30,7 +30,9 @@ class Unlearning:
 
 
 class RandomHints(Unlearning):
-    """Hints of windows, 0 among them, protocols and lookahead at random, after half of the rounds."""
+    """Hints of windows, protocols and lookahead at random, after half of the rounds. Windows of 0 are among them, but
+    for UEs that draw tokens themselves, which no base station leaves out.
+    """
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -41,4 +43,5 @@ class RandomHints(Unlearning):
             return Hint()
         kinds = [protocol.kind, PROTOCOLS[protocol.kind].beside] if session.protocol_hints else [""]
         ahead = dice.choice([0, 1]) if session.lookahead_hints else NO_HINT
-        return Hint(dice.choice([0, dice.randint(0, session.hinted)]), dice.choice(kinds), ahead)
+        least = int(protocol.replaces)
+        return Hint(dice.choice([least, dice.randint(least, session.hinted)]), dice.choice(kinds), ahead)
