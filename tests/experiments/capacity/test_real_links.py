@@ -15,7 +15,7 @@ from tests.support.transfers import receiving, transfers_s
 @pytest.mark.parametrize("kind", ["channel", "radio"])
 def test_the_nth_ue_has_the_nth_share(kind: str, tmp_path: Path) -> None:
     """60,000 bytes over a cell of 0.25 Mbit/s: the UE of 10 % takes as long as both together, the other little longer
-    than alone. Over fixed parts of 1 Mbit/s it takes 4.8 s. In seconds, what begins late on a busy machine counts little.
+    than alone. Over fixed parts of 1 Mbit/s it takes 4.8 s. Over seconds, a late begin counts little.
     """
     shares, cell = str(tmp_path / "shares.json"), str(tmp_path / "cell.yaml")
     Path(shares).write_text(json.dumps({"bandwidth": [0.1, 0.6, 0.3]}))
