@@ -31,6 +31,8 @@ class Listeners:
                     continue
                 if opened.getsockname()[:2] == wanted and os.fstat(opened.fileno()).st_ino not in known:
                     self._kept[address] = os.dup(opened.fileno())
+                    # While two ZeroMQ sockets listen, both are told of a connection that only one of them gets.
+                    os.set_blocking(self._kept[address], False)
                     break
         duplicates.close()
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from testbed.channel.limits.sockets import DESCRIPTORS
 from testbed.channel.link import ZmqLink, new_identity
@@ -104,6 +105,25 @@ async def test_of_two_addresses_with_the_same_port_each_is_kept() -> None:
                     link.close()
         finally:
             bs.close()
+
+
+async def test_a_connection_that_the_other_socket_gets_stops_nothing() -> None:
+    """While a socket is opened anew, the old one may still listen: libzmq's thread accepts for both."""
+    bs = ZmqServerLink("tcp://127.0.0.1:*", "tcp://127.0.0.2:*")
+    old = zmq.Socket(bs._context, zmq.ROUTER)
+    link = ZmqLink(bs.addresses[1], new_identity())
+    try:
+        bs._listeners.bind(old, bs.addresses[0])
+        host, _, port = bs.addresses[0].removeprefix("tcp://").rpartition(":")
+        for _ in range(20):
+            socket.create_connection((host, int(port))).close()
+        assert await answered(bs, link)
+    finally:
+        for _ in range(2):  # whoever waits for a connection goes on
+            socket.create_connection((host, int(port))).close()
+        link.close()
+        old.close(0)
+        bs.close()
 
 
 async def test_an_address_that_cannot_be_bound_again_is_an_error(
