@@ -117,7 +117,7 @@ class Pipe:
             return
         self.moved_bytes += len(data)
         if self._carrier.free:
-            self._sink.transport.write(data)
+            self._write(data)
             return
         view, step = memoryview(data), self._carrier.piece_bytes(asyncio.get_running_loop().time())
         self._held_bytes += len(view)
@@ -135,11 +135,15 @@ class Pipe:
         piece = self._queue.popleft()
         assert piece is not None
         self._held_bytes -= len(piece)
-        self._sink.transport.write(piece)
+        self._write(piece)
         if self._full and self._held_bytes < self._limit_bytes / 2:
             self._full = False
             self.gate()
         self._end_if_due()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        if not self._sink.transport.is_closing():  # asyncio drops what comes then, and warns
+            self._sink.transport.write(data)
 
     def _end_if_due(self) -> None:
         """Pass on ends of file that no data precede."""

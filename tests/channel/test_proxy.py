@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from testbed.channel.link_model import Direction, constant
-from testbed.channel.pipe import End
+from testbed.channel.pipe import End, Pipe
 from testbed.channel.proxy import AT_ONCE, PreciseSelector, Proxy, precise_loop
 from testbed.channel.spec import ChannelSpec
 from testbed.errors import BadInput
@@ -324,6 +324,49 @@ async def test_a_ue_that_is_handed_over_reaches_the_new_target_and_none_between_
     await proxy.close()
     for server in servers:
         server.close()
+
+
+class AtOnce:
+    """A carrier of small pieces, which arrive in one turn of the loop."""
+
+    free = False
+    hold_bytes = 2**20
+
+    def __init__(self) -> None:
+        self.arrivals: list[Callable[[], None]] = []
+
+    def piece_bytes(self, now_s: float) -> int:
+        return 100
+
+    def carry(self, size_bytes: float, deliver: Callable[[], None]) -> None:
+        self.arrivals.append(deliver)
+
+
+@precisely
+async def test_pieces_for_a_target_that_has_reset_its_connection_are_dropped_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """asyncio warned of every piece after the fifth, without saying of which connection."""
+    loop, carrier = asyncio.get_running_loop(), AtOnce()
+    ends, peers = [], []
+    for _ in range(2):
+        ours, peer = socket.socketpair()
+        peers.append(peer)
+        ends.append((await loop.create_connection(End, sock=ours))[1])
+    source, sink = ends
+    there, back = Pipe(carrier, source, sink), Pipe(carrier, sink, source)
+    source.wire(there, back)
+    sink.wire(back, there)
+    peers[0].send(bytes(5_000))
+    while len(carrier.arrivals) < 50:
+        await asyncio.sleep(0)
+    peers[1].close()
+    for arrived in carrier.arrivals:
+        arrived()
+    await asyncio.sleep(0.02)
+    assert source.gone and sink.gone
+    assert not [record.message for record in caplog.records if "socket.send()" in record.message]
+    peers[0].close()
 
 
 @precisely
