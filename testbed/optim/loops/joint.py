@@ -227,12 +227,14 @@ class _Search:
             price = math.exp(log_price)
             shares = np.minimum(np.maximum(self.objective.share(gain, fixed_s, air_s, price), lower), 1.0)
         values = self.objective.worth(gain, times_s(fixed_s, air_s, shares))
-        if present.any():
+        stays = present.any()
+        if stays:
             values = np.where(present, self.objective.favoured(values, self.stay), values)
         values = values - price * shares - extra
         values[~fits] = -np.inf
-        idle = self._idle(values, shares, air_s, log_price is None) & (present & fits).any(axis=1, keepdims=True)
-        values[idle & ~present] = -np.inf
+        if stays:
+            idle = self._idle(values, shares, air_s, log_price is None) & (present & fits).any(axis=1, keepdims=True)
+            values[idle & ~present] = -np.inf
         return values, shares
 
     def _idle(self, values: Array, shares: Array, air_s: Array, given: bool) -> Bools:
