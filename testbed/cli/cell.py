@@ -71,11 +71,6 @@ _VALUES = re.compile(r'\[[^\]]+\]|"[^"]*"|[^,]+')
 app = CommandGroup(no_args_is_help=True, help="Many UEs that share one radio cell and one base station.")
 
 
-@app.callback()
-def group() -> None:
-    """Many UEs that share one radio cell and one base station."""
-
-
 @app.command(cls=TableCommand)
 def run(
     file: Annotated[Path, typer.Argument(help="Configuration of the cell, see docs/guides/cell.md.")],
@@ -85,9 +80,7 @@ def run(
     executor: Annotated[
         str, typer.Option(help="Several cells: local: processes of this machine. ray: a Ray cluster.")
     ] = "local",
-    workers: Annotated[
-        int, typer.Option(help="Several cells: processes among which the base stations are divided.", min=1)
-    ] = 1,
+    workers: Annotated[int, typer.Option(help="Several cells: processes of the base stations.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="Directory for the configuration and the results.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -195,7 +188,10 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="Configuration of the cell.")],
     vary: Vary = None,
     repeats: Annotated[int, typer.Option(help="Seeds of each combination.", min=1)] = 3,
-    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    executor: Annotated[
+        str, typer.Option(help="local: combinations on processes of this machine. ray: the base stations of each run.")
+    ] = "local",
+    workers: Annotated[int, typer.Option(help="Processes, of this machine or of the Ray cluster.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="Directory for runs, rows and a plot; resumes.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -206,16 +202,20 @@ def sweep(
         testbed cell sweep sweeps/cell/fh.yaml --vary radio.scheduler=round-robin,weights,edf --out runs/schedulers
 
         testbed cell sweep sweeps/cell/umi.yaml --vary 'ues.*.csi=none,oracle,handshake,"report,noise_db=2"'
+
+        testbed cell sweep sweeps/cell/hexagon.yaml --executor ray --workers 2 --out runs/hexagon
     """
     from testbed.experiments.cell.config import CellConfig
     from testbed.experiments.cell.grid.sweep import CellSweepConfig, sweep_cell
+    from testbed.experiments.cell.several.workers import LOCAL, Spread
     from testbed.experiments.plots.cell import write_sweep
     from testbed.options import load
 
     config = CellSweepConfig(cell=load(CellConfig, file), vary=_varied(vary or []), repeats=repeats)
+    points, spread = (workers, Spread()) if executor == LOCAL else (1, Spread(executor, workers))
     rows = _kept(
         config, out, "sweep",
-        lambda runs: sweep_cell(config, runs, workers, _told),
+        lambda runs: sweep_cell(config, runs, points, _told, spread),
         lambda rows, folder: write_sweep(rows, list(config.vary), folder / "sweep.png"),
     )  # fmt: skip
     if as_json:

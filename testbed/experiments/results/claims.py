@@ -50,7 +50,8 @@ def claimed(
 ) -> Iterator[None]:
     """Reserve a directory for one configuration, saved as `config.yaml`, and lock it for this process.
 
-    Fingerprints of the files that the configuration names are kept, too, as `inputs.json`.
+    Fingerprints of the files that the configuration names are kept, too, as `inputs.json`. A command that is refused
+    before it has made anything gives up a directory that it was the first to reserve.
 
     Args:
         what: kind of run, for messages.
@@ -64,7 +65,7 @@ def claimed(
             or cannot be written to; has links in it, which an archive of somebody else may; or one of the files has
             changed.
     """
-    if not (out / CONFIG).exists():
+    if first := not (out / CONFIG).exists():
         require_empty(out, f"and holds no {what}")
     with held(out, f"another process is running the {what} in {out}; wait for it, or choose another --out"):
         refuse_links(out)
@@ -77,6 +78,21 @@ def claimed(
             if resumes:
                 LOG.warning("what the %s has finished is kept in %s; the same command goes on", what, out)
             raise
+        except BadInput:
+            if first:
+                _give_up(out)
+            raise
+
+
+def _give_up(out: Path) -> None:
+    """Remove the claim to a directory in which there is nothing else but empty folders."""
+    made = [path for path in out.iterdir() if path.name not in (CONFIG, INPUTS) and not path.name.startswith(".")]
+    if any(not path.is_dir() or any(path.iterdir()) for path in made):
+        return
+    for folder in made:
+        folder.rmdir()
+    for name in (CONFIG, INPUTS):
+        (out / name).unlink(missing_ok=True)
 
 
 def compare_inputs(settings: Any, out: Path) -> None:

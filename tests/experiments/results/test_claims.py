@@ -37,6 +37,34 @@ def test_a_directory_is_one_configurations_and_one_process_at_a_time(tmp_path: P
     assert not (tmp_path / ".lock").exists()
 
 
+@pytest.mark.parametrize("made", [[], ["runs/"], ["runs/", "runs/a.json"], ["rows.csv"]])
+def test_a_refused_command_leaves_a_new_directory_to_others(made: list[str], tmp_path: Path) -> None:
+    def refused() -> None:
+        with claimed(MINE, tmp_path, "sweep"):
+            for name in made:
+                (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+            raise BadInput("unknown profile")
+
+    refuse(refused, BadInput, "unknown profile")
+    if made in ([], ["runs/"]):
+        enter(OTHER, tmp_path)
+        refuse(refused, BadInput, "holds another sweep")
+    else:
+        refuse(lambda: enter(OTHER, tmp_path), BadInput, "holds another sweep")
+        enter(MINE, tmp_path)
+
+
+def test_a_claim_of_before_outlives_a_refused_command(tmp_path: Path) -> None:
+    enter(MINE, tmp_path)
+
+    def refused() -> None:
+        with claimed(MINE, tmp_path, "sweep"):
+            raise BadInput("a file is gone")
+
+    refuse(refused, BadInput, "a file is gone")
+    refuse(lambda: enter(OTHER, tmp_path), BadInput, "holds another sweep")
+
+
 def test_a_new_directory_is_one_processs_at_a_time_and_empty(tmp_path: Path) -> None:
     def enter_new() -> None:
         with reserved(tmp_path / "out"):

@@ -16,6 +16,7 @@ from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
+from testbed.experiments.cell.several.workers import Spread
 from testbed.experiments.results.claims import kept
 from testbed.intervals import compared, paired_interval, repeats_interval
 from testbed.options import Config, option
@@ -43,12 +44,19 @@ class CellSweepConfig(Config, frozen=True):
     repeats: Annotated[int, option("Seeds of each combination.", least=1, most=1000)] = 3
 
 
-def sweep_cell(config: CellSweepConfig, out: Path | None, workers: int, told: Told) -> list[Row]:
+def sweep_cell(
+    config: CellSweepConfig,
+    out: Path | None,
+    workers: int,
+    told: Told,
+    spread: Spread = Spread(),  # noqa: B008
+) -> list[Row]:
     """A row for each combination of the varied values and each group.
 
     Args:
         out: directory in which every run is kept, so that a second call goes on.
-        workers: number of processes.
+        workers: number of processes among which the combinations are divided.
+        spread: processes among which the base stations of each run are divided.
 
     Raises:
         BadInput: a field that does not exist, a value that it cannot have, or see `run_cell`.
@@ -57,26 +65,27 @@ def sweep_cell(config: CellSweepConfig, out: Path | None, workers: int, told: To
     points = combinations(config.cell, config.vary)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    found = each_point(points, partial(_point_rows, config.repeats, out), workers, told)
+    found = each_point(points, partial(_point_rows, config.repeats, out, spread), workers, told)
     rows = list(itertools.chain(*found))
     for row in rows:
         _compare(config, rows, row)
     return [{name: value for name, value in row.items() if name != "by_seed"} for row in rows]
 
 
-def _point_rows(repeats: int, out: Path | None, point: CellPoint) -> list[Row]:
+def _point_rows(repeats: int, out: Path | None, spread: Spread, point: CellPoint) -> list[Row]:
     """Rows of one combination; the seeds are those of the other combinations."""
     first = point.cell.seed
-    runs = [_run(msgspec.structs.replace(point.cell, seed=first + repeat), out) for repeat in range(repeats)]
+    cells = [msgspec.structs.replace(point.cell, seed=first + repeat) for repeat in range(repeats)]
+    runs = [_run(cell, out, spread) for cell in cells]
     (bound_by, _), *_ = Counter(run["cell"]["bound_by"] for run in runs).most_common(1)
     whole = {name: _mean([run["cell"][name] for run in runs]) for name in OF_THE_CELL}
     groups = zip(*(run["rows"] for run in runs), strict=True)
     return [point.labels | _group_row(rows) | {"bound_by": bound_by} | whole for rows in groups]
 
 
-def _run(cell: CellConfig, out: Path | None) -> dict[str, Any]:
+def _run(cell: CellConfig, out: Path | None, spread: Spread) -> dict[str, Any]:
     def run() -> dict[str, Any]:
-        return document(cell, run_cell(cell))
+        return document(cell, run_cell(cell, spread=spread))
 
     if out is None:
         return run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from testbed.channel.radio.model import ModelSource
 from testbed.channel.radio.network import NetworkChannels
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.cell.config import CellConfig, UeGroup
+from testbed.experiments.cell.grid import sweep
+from testbed.experiments.cell.grid.sweep import CellSweepConfig, sweep_cell
 from testbed.experiments.cell.parts.counting import CellRun
 from testbed.experiments.cell.rows import document, ue_rows
 from testbed.experiments.cell.run import run_cell
@@ -83,6 +86,15 @@ def test_processes_give_the_same_bits() -> None:
     config = replace(CONFIG, seconds=2.0)
     spread = run_cell(config, spread=Spread("local", 2))
     assert everything(config, spread) == everything(config, run_cell(config))
+
+
+def test_runs_of_a_sweep_are_divided_among_processes_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CellSweepConfig(cell=replace(CONFIG, seconds=2.0), repeats=1)
+    rows = sweep_cell(config, tmp_path, 1, lambda done, of: None, Spread("local", 2))
+    monkeypatch.setattr(sweep, "run_cell", None)
+    assert sweep_cell(config, tmp_path, 1, lambda done, of: None) == rows  # read from what is kept
+    monkeypatch.undo()
+    assert sweep_cell(config, None, 1, lambda done, of: None) == rows
 
 
 @pytest.mark.parametrize("part", [(NetworkChannels, "take"), (A3Events, "restore"), (RoamingPort, "restore")])
