@@ -207,12 +207,12 @@ def sweep(
     """
     from testbed.experiments.cell.config import CellConfig
     from testbed.experiments.cell.grid.sweep import CellSweepConfig, sweep_cell
-    from testbed.experiments.cell.several.workers import LOCAL, Spread
+    from testbed.experiments.cell.several.workers import Spread
     from testbed.experiments.plots.cell import write_sweep
     from testbed.options import load
 
     config = CellSweepConfig(cell=load(CellConfig, file), vary=_varied(vary or []), repeats=repeats)
-    points, spread = (workers, Spread()) if executor == LOCAL else (1, Spread(executor, workers))
+    points, spread = (workers, Spread()) if executor == "local" else (1, Spread(executor, workers))
     rows = _kept(
         config, out, "sweep",
         lambda runs: sweep_cell(config, runs, points, _told, spread),
