@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from testbed.assets.fingerprints import model_fingerprint
 from testbed.assets.model_names import NAMES, named
 from testbed.errors import BadInput
 from testbed.protocols.methods import run_method
@@ -21,7 +22,7 @@ from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.hybrid import HybridDrafter
 from testbed.ue.drafters.index import IndexDrafter, IndexRule
 from testbed.ue.drafters.lookup import NgramLookup, SuffixLookup
-from testbed.ue.drafters.mapped import IdMap, MappedDrafter
+from testbed.ue.drafters.mapped import MAPPED, IdMap, MappedDrafter
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.drafters.text_memory import TextMemory
 from testbed.ue.llama.drafter import LlamaDrafter
@@ -135,6 +136,15 @@ def load_drafter(name: str, options: DrafterOptions) -> Drafter:
         ModelError: it cannot be used.
     """
     return drafter_kind(name).load(name, options)
+
+
+def fingerprint_of(model: Path, tokenizer: Path) -> str:
+    """The fingerprint that a GGUF file has as a drafter for the target with this tokenizer, before it is loaded.
+
+    Raises:
+        ModelError: it cannot be read, or no token is in both vocabularies.
+    """
+    return model_fingerprint(model) + ("" if _id_map(model, tokenizer) is None else MAPPED)
 
 
 def drafter_and_tokenizer(

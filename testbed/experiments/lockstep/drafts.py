@@ -57,7 +57,7 @@ def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
     """
     from testbed.bs.engines.registry import leave_a_core, load_engine
     from testbed.bs.engines.target import describe
-    from testbed.ue.llama.drafter import LlamaDrafter
+    from testbed.ue.load_drafter import DrafterOptions, load_drafter
     from testbed.ue.prompts import Prompter
 
     target = describe(target_for(config.engine, config.model))
@@ -71,7 +71,8 @@ def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
     engine = load_engine(config.engine, target.path, dtype=config.dtype, vocab_size=target.vocab_size)
     try:
         context = max(map(len, prompts)) + config.max_tokens + 2 * config.depth + 2
-        drafter = LlamaDrafter(path, prompter.vocab_size, context=context, sequences=LANES)
+        options = DrafterOptions(prompter.vocab_size, context=context, sequences=LANES, tokenizer=target.path)
+        drafter = load_drafter(str(path), options)
         try:
             found = record_all(drafter, engine, prompts, config, target.end_ids, progress)
         finally:
@@ -79,7 +80,7 @@ def record(config: DraftsConfig, progress: Progress) -> DraftRecording:
     finally:
         engine.close()
     return DraftRecording(
-        drafter=model_fingerprint(path), target=model_fingerprint(target.path), tokenizer=prompter.fingerprint,
+        drafter=drafter.fingerprint, target=model_fingerprint(target.path), tokenizer=prompter.fingerprint,
         vocab_size=prompter.vocab_size, depth=config.depth, end_ids=list(target.end_ids), prompts=found,
     )  # fmt: skip
 

@@ -106,6 +106,8 @@ def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceS
 
 
 def _meta(config: TraceCollectConfig, drafter: Path, target: Path) -> TraceMeta:
+    from testbed.ue.load_drafter import fingerprint_of
+
     return TraceMeta(
         dataset=config.dataset,
         first=config.first,
@@ -115,7 +117,7 @@ def _meta(config: TraceCollectConfig, drafter: Path, target: Path) -> TraceMeta:
         engine=config.engine,
         dtype=config.dtype,
         drafter=drafter.name,
-        drafter_fingerprint=model_fingerprint(drafter),
+        drafter_fingerprint=fingerprint_of(drafter, target),
         target=config.model or "bundled",
         target_fingerprint=model_fingerprint(target),
         prompt_format=config.prompt_format,
@@ -138,7 +140,7 @@ def with_models(
     """Load the pair and collect the chunks in `todo`."""
     from testbed.bs.engines.registry import leave_a_core, load_engine
     from testbed.bs.engines.target import describe
-    from testbed.ue.llama.drafter import LlamaDrafter
+    from testbed.ue.load_drafter import DrafterOptions, load_drafter
     from testbed.ue.prompts import Prompter
 
     prompter = Prompter(paths[1], config.prompt_format)
@@ -148,7 +150,10 @@ def with_models(
     target = describe(str(paths[1]))
     engine = load_engine(config.engine, paths[1], dtype=config.dtype, vocab_size=target.vocab_size)
     try:
-        drafter = LlamaDrafter(paths[0], prompter.vocab_size, context=longest + config.max_tokens + 1, sequences=LANES)
+        options = DrafterOptions(
+            prompter.vocab_size, context=longest + config.max_tokens + 1, sequences=LANES, tokenizer=paths[1]
+        )
+        drafter = load_drafter(str(paths[0]), options)
         try:
             rule = _rule(config, drafter, target.path, engine.hidden_size)
             decoder = TraceDecoder(drafter, engine, config.window, config.max_tokens, target.end_ids, rule)

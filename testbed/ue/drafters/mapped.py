@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from testbed.errors import ModelError
 from testbed.ue.drafters.base import Choose, Drafter, DraftSequence, DraftToken
 
+MAPPED = "/mapped"
+"""Ends the fingerprint of such a drafter: heads and predictors that were trained for the model alone do not apply."""
 FILLER = 0
 """The drafter's id that stands for a token of which it knows no part."""
 
@@ -77,8 +79,7 @@ class MappedDrafter:
     def __init__(self, drafter: Drafter, ids: IdMap) -> None:
         self.drafter, self.ids = drafter, ids
         self.vocab_size, self.hidden_size, self.context = ids.target_size, drafter.hidden_size, drafter.context
-        self.fingerprint = f"{drafter.fingerprint}/mapped"
-        """Another one than the drafter's, since heads and predictors trained for it do not apply."""
+        self.fingerprint = f"{drafter.fingerprint}{MAPPED}"
 
     def open(
         self, prompt: Sequence[int], *, distributions: bool = False, choose: Choose | None = None

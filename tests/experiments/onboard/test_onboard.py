@@ -44,7 +44,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, folder / "drafter.gguf"
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_random_qwen3_pair(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "scorer.py").write_text(PARITY)

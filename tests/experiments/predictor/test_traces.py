@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -17,8 +19,10 @@ from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.predictor.collect import LANES, TraceCollectConfig, TraceDecoder, collect
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, joined, split
 from testbed.models.bundle import bundled
+from testbed.protocols.vocabulary import FILE, token_ids
 from testbed.synthetic import next_token
 from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.load_drafter import DrafterOptions, load_drafter
 from testbed.ue.prompts import Prompter
 from testbed.ue.windows.predictor import FEATURES
 from tests.support.predictors import made_traces
@@ -220,3 +224,25 @@ def test_collecting_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mon
     assert told == [(3, 4), (4, 4)]
     np.testing.assert_array_equal(again.accepted, whole.accepted)
     np.testing.assert_allclose(again.features, whole.features, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_drafter_with_another_vocabulary_drafts_what_both_know(tmp_path: Path) -> None:
+    """Collecting refused it, so that such a pair had no predictor."""
+    tokenizer = bundled().require("tokenizer")
+    known = [token for token, _ in sorted(token_ids(tokenizer).items(), key=lambda item: item[1])]
+    words = {f"only here {i}" if i % 8 == 7 else token: i for i, token in enumerate(known)}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": known[0]}
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / FILE).write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    drafter = shutil.copy(bundled().require("drafter"), tmp_path / "own")
+    config = TraceCollectConfig(
+        prompts=2, window=3, max_tokens=8, engine="transformers", drafter=str(drafter),
+        model=str(bundled().require("target")),
+    )  # fmt: skip
+    store = collect(config, tmp_path / "out", lambda *_: None)
+    loaded = load_drafter(str(drafter), DrafterOptions(len(known), 64, tokenizer=tokenizer))
+    loaded.close()
+    assert store.meta().drafter_fingerprint == loaded.fingerprint
+    assert loaded.fingerprint.endswith("/mapped")
+    assert 0 < store.load().accepted.mean() < 1
