@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from testbed.errors import BadInput
+from testbed.assets.model_names import named
+from testbed.errors import BadInput, ModelError
 from testbed.experiments.onboard import run as onboarding
 from testbed.experiments.onboard.config import OnboardConfig
 from testbed.experiments.onboard.run import onboard
@@ -44,18 +45,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, folder / "drafter.gguf"
 
 
-@pytest.mark.timeout(900)
-def test_a_random_qwen3_pair(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def onboarded(tmp_path: Path, *options: str) -> dict[str, Any]:
+    """The card of a pair, which is onboarded with the commands that anybody runs; nothing is run twice."""
     (tmp_path / "scorer.py").write_text(PARITY)
     command = [
-        sys.executable, "-m", "testbed", "models", "onboard", "--target", str(pair[0]), "--drafter", str(pair[1]),
-        "--engine", "transformers", "--scorer", f"{tmp_path / 'scorer.py'}:answer", "--prompts", "12", "--tuning", "4",
-        "--tested", "2", "--max-tokens", "10", "--window", "4", "--largest", "100", "--thin", "24", "--trials", "1",
-        "--out", str(tmp_path / "out"), "--json",
+        sys.executable, "-m", "testbed", "models", "onboard", "--scorer", f"{tmp_path / 'scorer.py'}:answer",
+        "--window", "4", "--trials", "1", "--out", str(tmp_path / "out"), "--json", *options,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    card = json.loads(done.stdout)
+    card: dict[str, Any] = json.loads(done.stdout)
     assert [one["step"] for one in card["steps"]] == [
         "parity", "profile", "passes", "episodes", "head", "theta", "traces", "predictor", "check",
     ]  # fmt: skip
@@ -65,6 +64,31 @@ def test_a_random_qwen3_pair(pair: tuple[Path, Path], tmp_path: Path) -> None:
         assert (tmp_path / "out" / name).is_file()
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert again.stderr.count("done before") == 9
+    return card
+
+
+@pytest.mark.timeout(900)
+def test_a_random_qwen3_pair(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    onboarded(
+        tmp_path, "--target", str(pair[0]), "--drafter", str(pair[1]), "--engine", "transformers", "--prompts", "12",
+        "--tuning", "4", "--tested", "2", "--max-tokens", "10", "--largest", "100", "--thin", "24",
+    )  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_smollm2_with_its_drafter_of_another_vocabulary(tmp_path: Path) -> None:
+    try:
+        named("smollm2", "target")
+    except ModelError:
+        pytest.skip("SmolLM2 is not here: testbed models fetch smollm2")
+    card = onboarded(
+        tmp_path, "--target", "smollm2", "--drafter", "smollm2-draft", "--dataset", "bundled:chat", "--test",
+        "bundled:chat", "--prompts", "24", "--tuning", "6", "--tested", "3", "--max-tokens", "32", "--largest", "200",
+        "--thin", "16",
+    )  # fmt: skip
+    acceptance = {row["method"]: row["acceptance"] for row in card["rows"]}["greedy"]
+    assert 0.2 < acceptance < 0.7
 
 
 @pytest.fixture
