@@ -1,13 +1,13 @@
 """Cells: time of 200 UEs in virtual time, and a cell of real processes against the same in virtual time.
 
     python benchmarks/cell.py [--repeats 3] [--seconds 60] [--csv FILE] [--file CELL.yaml] [--between]
-        [--carriers relay,tc]
+        [--carriers relay,tc] [--alone]
 
-The real cell has four UEs with FH, four with greedy drafting and two that send bytes, or is that of a file. Prints the
-CPU seconds of 200 UEs x 60 s on two radios, and per group the ratio real / virtual of goodput, mean and p95 latency
-over paired seeds, with the 95 % interval of its mean, for each carrier of the real cell's bytes (tc needs root). Loops
-of the scheduling class SCHED_IDLE keep the processors awake meanwhile, since those of a virtual machine that sleep may
-wake late.
+The real cell has four UEs with FH, four with greedy drafting and two that send bytes, or is that of a file; with
+`--alone`, each of its groups has a run of its own. Prints the CPU seconds of 200 UEs x 60 s on two radios, and per
+group the ratio real / virtual of goodput, mean and p95 latency over paired seeds, with the 95 % interval of its mean,
+for each carrier of the real cell's bytes (tc needs root). Loops of the scheduling class SCHED_IDLE keep the processors
+awake meanwhile, since those of a virtual machine that sleep may wake late.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--between", action="store_true", help="virtual time waits between passes, as another run did")
     parser.add_argument("--file", type=Path, help="cell to compare; that of 200 UEs is left out then")
     parser.add_argument("--carriers", help="relay, tc or both, separated by commas; default: the file's")
+    parser.add_argument("--alone", action="store_true", help="each group of UEs in a cell of its own")
     asked = parser.parse_args()
     compared = EIGHT if asked.file is None else load(CellConfig, asked.file)
     for name, many in LARGE if asked.file is None else ():
@@ -111,12 +112,17 @@ def main() -> None:
         cell = document(many, run_cell(many))["cell"]
         spent_s = time.process_time() - start_s
         print(f"200 UEs x 60 s, slots of 1 ms, {name}: {spent_s:.1f} s of CPU, {cell['passes']} passes")
-    if asked.between:
-        compared = _with_between(compared, asked.seconds)
     carriers = asked.carriers.split(",") if asked.carriers else [compared.carrier]
-    rows, ratios = _compare(compared, carriers, asked.repeats, asked.seconds)
-    if asked.csv is not None:
-        write_csv(asked.csv, rows)
+    rows: list[dict[str, Any]] = []
+    ratios: dict[tuple[str, str, str], list[float]] = {}
+    for ues in [(group,) for group in compared.ues] if asked.alone else [compared.ues]:
+        cell = msgspec.structs.replace(compared, ues=ues)
+        if asked.between:
+            cell = _with_between(cell, asked.seconds)
+        more, found = _compare(cell, carriers, asked.repeats, asked.seconds)
+        rows, ratios = rows + more, ratios | found
+        if asked.csv is not None:
+            write_csv(asked.csv, rows)
     for (way, name, figure), values in ratios.items():
         one = repeats_interval(values)
         about = f"{name:10s} {figure:14s} {way} / virtual"

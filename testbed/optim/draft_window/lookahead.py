@@ -2,10 +2,11 @@
 
 Symbols: K window, d seconds per drafted token, R seconds from sending a window to its verdict, of which v in the pass,
 α probability that a drafted token is accepted if those before it are, g that the guess of the token after an accepted
-window is right; α unless known. A round commits E = (1 − α^(K+1))/(1 − α) tokens. Where α differs by position,
-E = 1 + Σ_k Π_{j≤k} α_j, and Π_{j≤K} α_j stands for α^K.
+window is right (α unless known), a seconds that a rejection adds to a verdict (under SH, those of the trip for hidden
+states). A round commits E = (1 − α^(K+1))/(1 − α) tokens. Where α differs by position, E = 1 + Σ_k Π_{j≤k} α_j, and
+Π_{j≤K} α_j stands for α^K.
 
-Lookahead 0: a round takes K·d + R.
+Lookahead 0: a round takes K·d + R + (1 − α^K)·a.
 
 Lookahead 1: while window i is away, the guess and window i + 1 are drafted in D = (K + 1)·d and sent. It is valid with
 probability p = α^K·g, independently for each window. Until the first miss, with s_i the time at which window i is sent
@@ -18,8 +19,8 @@ and t_i that of its verdict, both after the last miss:
 
 A miss ends the drafting ahead at once, and so does a verdict that comes before the guess is drafted, t_i < b_i + d: the
 window after it is drafted from the verdict. With c_i the probability that window i belongs to the chain, c_1 = 1 and
-c_{i+1} = p·c_i, or 0 after such a verdict, the mean time per token is Σ (c_i − c_{i+1})·t_i / (E·Σ c_i), by Wald's
-identity. It is never longer than that of lookahead 0.
+c_{i+1} = p·c_i, or 0 after such a verdict, the mean time per token is, by Wald's identity,
+(Σ (c_i − c_{i+1})·t_i / Σ c_i + (1 − α^K)·a) / E. It is never longer than that of lookahead 0.
 
 A response of N tokens takes longer than N of these, since rounds and chains end with it. Its last window ends where the
 response does, if all its tokens are accepted. With f(n) and h_i(n) the times until n tokens more are committed, from a
@@ -59,6 +60,8 @@ class Waits(NamedTuple):
     """R"""
     pass_s: float = 0.0
     """v, at most R"""
+    rejection_s: float = 0.0
+    """a"""
 
 
 Rates = float | Sequence[float]
@@ -83,9 +86,10 @@ def token_s(window: int, alpha: Rates, waits: Waits, lookahead: int, guess: floa
     else:
         reached = _reached(window, rates)
         tokens, whole = 1 + sum(reached), reached[-1]
+    rejected_s = (1 - whole) * waits.rejection_s
     if lookahead == 0:
-        return (window * waits.token_s + waits.round_trip_s) / tokens
-    return _cycle_s(window, whole * guess, waits) / tokens
+        return (window * waits.token_s + waits.round_trip_s + rejected_s) / tokens
+    return (_cycle_s(window, whole * guess, waits) + rejected_s) / tokens
 
 
 def response_s(
@@ -111,7 +115,7 @@ def response_s(
             on = guess if lookahead and link.goes_on and after else 0.0
             then_s = on * (ahead_s[i + 1][after] if on else 0.0) + (1 - on) * left_s[after]
             hit_s = (1 - on) * link.verdict_s((window - drafted) * waits.token_s) + then_s
-            ahead_s[i][n] = (1 - whole) * link.verdict_s() + missed_s + whole * hit_s
+            ahead_s[i][n] = (1 - whole) * (link.verdict_s() + waits.rejection_s) + missed_s + whole * hit_s
         left_s.append(ahead_s[0][n])
     return left_s[tokens]
 

@@ -10,6 +10,7 @@ from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.gain import ForgettingLine
 from testbed.ue.windows.pass_load import PassLoad
+from testbed.ue.windows.stream_choice import FadingMean
 
 LEAST_GAIN = 1.02
 """Least expected speed-up for which windows ahead are worth their uplink and energy."""
@@ -33,8 +34,8 @@ class Lookahead:
 
     Drafting times and round trips are averages over rounds that began after a verdict, the acceptance rate is one over
     all rounds. The round trip is a line over the number of drafted tokens, so that a slow uplink makes windows shorter,
-    above all under FH, which sends hidden states. Where passes are crowded with drafted tokens of other UEs, too, it is
-    chosen as if these drafted as this one does (`PassLoad`).
+    above all under FH, which sends hidden states. Under SH, a rejection adds a trip for hidden states. Where passes are
+    crowded with drafted tokens of other UEs, too, it is chosen as if these drafted as this one does (`PassLoad`).
 
     Args:
         fixed: lookahead of all windows, 0 or 1; None: it is chosen.
@@ -56,7 +57,7 @@ class Lookahead:
         self._ahead, self._window, self._rounds, self._since = int(able), 0, 0, 0
         self._drafted = self._draft_s = self._plain = self._pass_s = 0.0
         self._accepted = self._kept = self._rejected = 0.0
-        self._trip_s, self._load = ForgettingLine(1 / (1 - KEEP)), PassLoad()
+        self._trips, self._load = _Trips(), PassLoad()
 
     @property
     def chooses(self) -> bool:
@@ -109,7 +110,7 @@ class Lookahead:
         self._draft_s = KEEP * self._draft_s + max(0.0, record.draft_s)
         self._pass_s = KEEP * self._pass_s + pass_s
         self._load.add(record.drafted, record.others_drafted, pass_s)
-        self._trip_s.add(record.drafted, record.link_s + record.queue_s + pass_s)
+        self._trips.add(record.drafted, record.link_s + record.queue_s + pass_s, record.queried > 0)
 
     # ------------------------------------------------------------ choice
 
@@ -127,12 +128,12 @@ class Lookahead:
     def _waits(self, window: int | None = None) -> Waits:
         """Times at a window; None: at the mean one."""
         mean = self._drafted / self._plain
-        trip_s = self._trip_s.at(mean)
+        trip_s = self._trips.line.at(mean)
         if window is not None:
             others_s = self._load.others_s if self._load.crowded else 0.0
-            trip_s += (max(0.0, self._trip_s.slope) + others_s) * (window - mean)
+            trip_s += (max(0.0, self._trips.line.slope) + others_s) * (window - mean)
         pass_s = self._pass_s / self._plain
-        return Waits(self._draft_s / self._drafted, max(trip_s, pass_s), pass_s)
+        return Waits(self._draft_s / self._drafted, max(trip_s, pass_s), pass_s, self._trips.rejection_s)
 
     def _choose(self, most: int) -> None:
         sizes = [size for size in SIZES if size < most] + [most]
@@ -145,6 +146,27 @@ class Lookahead:
         best = min(costs_s, key=lambda one: costs_s[one])
         self._ahead, self._window = plain if costs_s[plain] < LEAST_GAIN * costs_s[best] else best
         self._since = 0
+
+
+class _Trips:
+    """Round trips [s]: a line over drafted tokens, and what the question for hidden states after a rejection adds."""
+
+    def __init__(self) -> None:
+        self.line, self._more_s, self._unasked = ForgettingLine(1 / (1 - KEEP)), FadingMean(KEEP), False
+
+    def add(self, drafted: int, seconds: float, asked: bool) -> None:
+        """Learn from a round; until one had no question, those with one make up the line."""
+        if asked and self._unasked:
+            self._more_s.add(seconds - self.line.at(drafted))
+            return
+        if not asked and not self._unasked:
+            self.line, self._unasked = ForgettingLine(1 / (1 - KEEP)), True
+        self.line.add(drafted, seconds)
+
+    @property
+    def rejection_s(self) -> float:
+        """What a question adds; 0 where there was none."""
+        return max(0.0, self._more_s.value)
 
 
 def lookahead_of(asked: int | str | None, able: bool, policy: WindowPolicy) -> Lookahead:

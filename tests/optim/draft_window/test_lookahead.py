@@ -78,6 +78,8 @@ def played(tokens: int, window: int, alpha: float, waits: Waits, lookahead: int,
             ended = accepted >= left  # the drafter ends there, too
             sent_s = from_s + (first - window + (left if ended else window)) * waits.token_s
             verdict_s = max(sent_s + waits.round_trip_s, before_s + waits.pass_s)
+            if accepted < window and not ended:
+                verdict_s += waits.rejection_s
             left -= accepted + 1
             if left <= 0:
                 return verdict_s
@@ -93,7 +95,8 @@ def played(tokens: int, window: int, alpha: float, waits: Waits, lookahead: int,
 @pytest.mark.parametrize(
     ("tokens", "window", "alpha", "waits"),
     [(1, 4, 0.9, Waits(0.02, 0.4)), (11, 4, 0.9, Waits(0.02, 0.4, 0.02)), (70, 4, 0.875, Waits(0.017, 0.42, 0.02)),
-     (40, 2, 0.7, Waits(0.05, 0.1, 0.05)), (25, 8, 0.95, Waits(0.002, 0.03, 0.03)), (9, 3, 0.0, Waits(0.02, 0.1))],
+     (40, 2, 0.7, Waits(0.05, 0.1, 0.05)), (25, 8, 0.95, Waits(0.002, 0.03, 0.03)), (9, 3, 0.0, Waits(0.02, 0.1)),
+     (40, 4, 0.8, Waits(0.02, 0.1, 0.02, 0.1)), (3, 4, 0.8, Waits(0.02, 0.1, 0.02, 0.3))],
 )  # fmt: skip
 def test_a_response_takes_as_long_as_its_rounds_played(
     tokens: int, window: int, alpha: float, waits: Waits, lookahead: int
@@ -109,7 +112,7 @@ def test_a_response_takes_as_long_as_its_rounds_played(
 def test_a_long_response_takes_the_time_of_its_tokens(
     window: int, alpha: float, draft_s: float, lookahead: int
 ) -> None:
-    waits = Waits(draft_s, 0.2, 0.05)
+    waits = Waits(draft_s, 0.2, 0.05, 0.07)
     more_s = [response_s(tokens, window, alpha, waits, lookahead) for tokens in (300, 400)]
     assert (more_s[1] - more_s[0]) / 100 == pytest.approx(token_s(window, alpha, waits, lookahead), rel=0.01)
 
