@@ -7,6 +7,7 @@ TestbedError
 ├── ProtocolError     a peer violated the wire protocol
 ├── LinkError         the peer cannot be reached or stopped responding
 │   └── LinkTimeout   no answer before the timeout
+├── AgentError        an agent answers wrongly, refuses an order, or could not carry it out
 ├── AdmissionError    the BS cannot guarantee the requested token speed
 ├── EngineError       a verification pass failed
 ├── SensorError       a power sensor exists but cannot be read
@@ -46,6 +47,10 @@ class LinkError(TestbedError):
 
 class LinkTimeout(LinkError):
     """No answer before the timeout."""
+
+
+class AgentError(TestbedError):
+    """An agent answers wrongly, refuses an order, or could not carry it out."""
 
 
 class AdmissionError(TestbedError):

@@ -122,15 +122,41 @@ def yaml_values(content: bytes) -> Any:
 
     Raises:
         BadInput: it is no YAML, is nested too deeply, or has more than `MOST_VALUES` values, those of aliases counted
-            each time: a short file may stand for billions of them.
+            each time: a short file may stand for billions of them. Or a key occurs twice in a mapping.
     """
     import yaml
 
     try:
-        _check_size(yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        _check_size(_with_distinct_keys(yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
         return msgspec.yaml.decode(content)
     except (yaml.YAMLError, msgspec.DecodeError, ValueError) as exc:  # ValueError: a date or number that is none
         raise BadInput(f"not YAML that can be used: {exc}") from exc
+
+
+def _with_distinct_keys(events: Iterable[Any]) -> Iterator[Any]:
+    """The same events, up to a key that its mapping has already: one of both values would be lost.
+
+    Raises:
+        BadInput: there is such a key.
+    """
+    import yaml
+
+    open_: list[tuple[set[str] | None, int]] = []
+    """Keys of each open mapping so far, None for a sequence, and its number of keys and values."""
+    for event in events:
+        yield event
+        if isinstance(event, yaml.CollectionEndEvent):
+            open_.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            if open_:
+                keys, count = open_.pop()
+                if keys is not None and count % 2 == 0 and isinstance(event, yaml.ScalarEvent):
+                    if event.value in keys:
+                        raise BadInput(f"the key {event.value!r} is there twice (line {event.start_mark.line + 1})")
+                    keys.add(event.value)
+                open_.append((keys, count + 1))
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_.append((set() if isinstance(event, yaml.MappingStartEvent) else None, 0))
 
 
 def _check_size(events: Iterable[Any]) -> None:

@@ -70,6 +70,8 @@ MERGED = "l0: &l0 {x: 1}\n" + "".join(
         ("a: 2001-99-99", "not YAML"),
         ("a: " + "9" * 5000, "not YAML"),
         ("a: *b", "not YAML"),
+        ("a: 1\nb: 2\na: 3", "the key 'a' is there twice"),
+        ("- {x: [1, {y: 1, z: 2, y: 3}]}", "the key 'y' is there twice"),
     ],
 )
 def test_yaml_that_cannot_be_used_is_refused(text: str, said: str) -> None:
@@ -79,6 +81,7 @@ def test_yaml_that_cannot_be_used_is_refused(text: str, said: str) -> None:
 
 def test_values_in_yaml() -> None:
     assert yaml_values(b"a: &x [1, 2.5]\nb: [*x, *x]") == {"a": [1, 2.5], "b": [[1, 2.5], [1, 2.5]]}
+    assert yaml_values(b"[{a: a, b: [a, a]}, {a: {a: a}}]") == [{"a": "a", "b": ["a", "a"]}, {"a": {"a": "a"}}]
     assert yaml_values(b"a: &a {x: 1}\nb: {<<: *a, y: 2}") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
 
 

@@ -15,7 +15,7 @@ from testbed.cli.options import AsJson, completion
 from testbed.cli.output import note, print_json, progress, visible
 from testbed.cli.screens import CommandGroup
 from testbed.cli.tables import TableCommand, print_rows
-from testbed.errors import BadInput, LinkError
+from testbed.errors import BadInput
 from testbed.experiments.results.field_columns import CONTENTION_COLUMNS, FIELD_COLUMNS
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ def deploy(
     else:
         for row in rows:
             print(visible(f"{', '.join(row['places'])}: {row['error'] or _stands(row)}"))
-    _all_answered([row["ue"] for row in rows if row["error"]])
+    silent = [row["ue"] for row in rows if row["error"] and not row["failed"]]
+    _check_answered(silent, [row["ue"] for row in rows if row["failed"]])
 
 
 @app.command()
@@ -188,7 +189,7 @@ def collect(
         print_json(found)
     else:
         note(f"{found['collected']} runs collected; {found['left']} are left")
-    _all_answered(found["silent"])
+    _check_answered(found["silent"], found["failed"])
 
 
 @app.command()
@@ -212,7 +213,7 @@ def cancel(
         print_json(found)
     else:
         note(f"{found['cancelled']} orders are cancelled")
-    _all_answered(found["silent"])
+    _check_answered(found["silent"], found["failed"])
 
 
 def _stands(row: dict[str, Any]) -> str:
@@ -221,12 +222,10 @@ def _stands(row: dict[str, Any]) -> str:
     return f"{row['host']}, testbed {row['testbed']}, {row['waiting']} orders waiting; {put}"
 
 
-def _all_answered(silent: list[str]) -> None:
-    """Raises:
-    LinkError: some agents did not answer.
-    """
-    if silent:
-        raise LinkError(f"{', '.join(silent)} did not answer; run it again when they do")
+def _check_answered(silent: list[str], failed: list[str]) -> None:
+    from testbed.experiments.field.devices.base import check_answered
+
+    check_answered(silent, failed, "run it again when they do")
 
 
 def _report(log: FieldLog, emulated: bool, replay: bool, as_json: bool) -> None:

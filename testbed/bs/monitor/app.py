@@ -93,6 +93,9 @@ class Events:
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":
+            await PlainTextResponse("Method Not Allowed", 405, {"allow": "GET"})(scope, receive, send)
+            return
         try:
             with self._feed.viewer() as viewer:
                 await _stream(viewer, receive, send)

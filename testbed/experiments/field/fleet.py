@@ -1,4 +1,6 @@
-"""Deploys files to the agents of a plan, collects results and cancels orders; an unreachable agent is skipped."""
+"""Deploys files to the agents of a plan, collects results and cancels orders; skips an agent that does not answer, or
+fails.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from collections.abc import Collection
 from typing import Any
 
 from testbed.assets.model_names import named
-from testbed.errors import BadInput, LinkError
+from testbed.errors import AgentError, BadInput, LinkError
 from testbed.experiments.field.devices.agents import AgentConnection
-from testbed.experiments.field.devices.base import Say
+from testbed.experiments.field.devices.base import Say, Skipped
 from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.field.log import CELL, FieldLog
 from testbed.experiments.field.plan import FieldPlan, Place
@@ -22,6 +24,7 @@ def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
     Raises:
         BadInput: unusable keys.
         LinkError: the agent does not answer.
+        AgentError: it answers wrongly.
     """
     assert place.ue is not None
     agent = AgentConnection(place.ue, place.ue_keys, plan.insecure)
@@ -29,11 +32,11 @@ def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
 
 
 def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
-    """Upload the plan's files to its agents; returns a row per agent: `ue`, `places`, uploaded `files`, its state, and
-    `error` if it did not answer.
+    """Upload the plan's files to its agents; returns a row per agent: `ue`, `places`, uploaded `files`, its state, and,
+    if it was skipped, `error`, and whether it `failed`: it answered, but wrongly.
 
     Raises:
-        BadInput: no place has an agent, a file is missing, or an agent has no disk space for it.
+        BadInput: no place has an agent, or a file is missing.
     """
     wanted = [
         plan.drafter and named(plan.drafter, "drafter"),
@@ -42,7 +45,7 @@ def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
     ]
     rows: dict[str, dict[str, Any]] = {}
     for place in with_agents(plan):
-        row = rows.setdefault(str(place.ue), {"ue": place.ue, "places": [], "error": None})
+        row = rows.setdefault(str(place.ue), {"ue": place.ue, "places": [], "error": None, "failed": False})
         row["places"].append(place.name)
         if len(row["places"]) > 1:
             continue
@@ -50,36 +53,33 @@ def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
             with contextlib.closing(agent_device(plan, place, say)) as device:
                 files = [device.put(path) for path in dict.fromkeys(wanted) if path]
                 row.update(device.standing(), files=files)
-        except LinkError as exc:
-            row["error"] = str(exc)
+        except (LinkError, AgentError) as exc:
+            row.update(error=str(exc), failed=isinstance(exc, AgentError))
     return list(rows.values())
 
 
 def collect(log: FieldLog, say: Say) -> dict[str, Any]:
-    """Collect finished runs from the agents; returns `collected`, `silent` (agents that did not answer) and progress.
+    """Collect finished runs from the agents; returns `collected`, `silent` (agents that did not answer), `failed`
+    (those that answered wrongly, or whose orders failed) and progress.
 
     Raises:
         BadInput: no place has an agent.
     """
-    brought, silent = 0, dict[str, str]()
+    brought, skipped = 0, Skipped(say)
     for place in with_agents(log.plan):
         left = log.left(place.name)
-        if not left or str(place.ue) in silent:
+        if not left or place.ue in skipped:
             continue
-        try:
-            with contextlib.closing(agent_device(log.plan, place, say)) as device:
-                for cell in left:
-                    if device.collect(cell_config(log, cell, log.plan.bs), log.cell(cell)):
-                        log.add(CELL, cell=cell.key, origin_s=None)
-                        brought += 1
-        except LinkError as exc:
-            silent[str(place.ue)] = str(exc)
-            say(f"{place.name}: {exc}")
-    return {"collected": brought, "silent": list(silent), **progress_of(log)}
+        with skipped.at_fault(place), contextlib.closing(agent_device(log.plan, place, say)) as device:
+            for cell in left:
+                if device.collect(cell_config(log, cell, log.plan.bs), log.cell(cell)):
+                    log.add(CELL, cell=cell.key, origin_s=None)
+                    brought += 1
+    return {"collected": brought, **skipped.addresses(), **progress_of(log)}
 
 
 def cancel(plan: FieldPlan, names: Collection[str], say: Say) -> dict[str, Any]:
-    """Cancel the plan's unfinished orders at its agents; returns the number of `cancelled` orders, and `silent`.
+    """Cancel the plan's unfinished orders at its agents; returns how many are `cancelled`, and `silent` and `failed`.
 
     Args:
         names: places; empty: all places with an agent.
@@ -91,17 +91,13 @@ def cancel(plan: FieldPlan, names: Collection[str], say: Say) -> dict[str, Any]:
     if unknown := sorted(set(names) - {place.name for place in found}):
         known = ", ".join(place.name for place in found)
         raise BadInput(f"{', '.join(unknown)}: no place with an agent has this name; known: {known}")
-    cancelled, silent = 0, dict[str, str]()
+    cancelled, skipped = 0, Skipped(say)
     for place in found:
-        if (names and place.name not in names) or str(place.ue) in silent:
+        if (names and place.name not in names) or place.ue in skipped:
             continue
-        try:
-            with contextlib.closing(agent_device(plan, place, say)) as device:
-                cancelled += device.cancel(place.name)
-        except LinkError as exc:
-            silent[str(place.ue)] = str(exc)
-            say(f"{place.name}: {exc}")
-    return {"cancelled": cancelled, "silent": list(silent)}
+        with skipped.at_fault(place), contextlib.closing(agent_device(plan, place, say)) as device:
+            cancelled += device.cancel(place.name)
+    return {"cancelled": cancelled, **skipped.addresses()}
 
 
 def with_agents(plan: FieldPlan) -> list[Place]:

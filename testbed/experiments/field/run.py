@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from testbed.config import RunConfig
-from testbed.errors import LinkError
-from testbed.experiments.field.devices.base import Device, Probe, Reach, Say
+from testbed.experiments.field.devices.base import Device, Probe, Reach, Say, Skipped, check_answered
 from testbed.experiments.field.link import differences
 from testbed.experiments.field.log import CELL, NOTE, VISIT, FieldLog
 from testbed.experiments.field.operator import SKIP, STOP, Operator
@@ -40,31 +39,29 @@ class FieldSetup(NamedTuple):
 
 
 def visit_all(log: FieldLog, setup: FieldSetup) -> bool:
-    """Visit every place with unfinished cells; returns whether all cells are done. Places whose agent does not answer
-    are skipped.
+    """Visit every place with unfinished cells; returns whether all cells are done. Places whose agent does not answer,
+    or fails, are skipped.
 
     Raises:
         BadInput: an invalid configuration, or a place whose link differs and no operator to decide.
         LinkError: the base station is unreachable; after all places, if any agent did not answer.
+        AgentError: after all places, if any agent failed.
     """
-    silent: list[str] = []
+    skipped = Skipped(setup.say)
     for place in log.plan.places:
         left = log.left(place.name)
-        if not left or place.ue in silent:
+        if not left or place.ue in skipped:
             continue
         answer = setup.operator.arrive(place, len(left), log.last_visit(place.name))
         if answer.word == STOP:
             break
-        try:
-            if answer.word != SKIP and _visit(log, place, setup, answer.note) == STOP:
-                break
-        except LinkError as exc:
-            if place.ue is None:
-                raise
-            silent.append(place.ue)
-            setup.say(f"{place.name}: {exc}; its runs are postponed")
-    if silent:
-        raise LinkError(f"{', '.join(silent)} did not answer; run the same command again to continue")
+        word = answer.word
+        with skipped.at_fault(place, "; its runs are postponed"):
+            word = word if word == SKIP else _visit(log, place, setup, answer.note)
+        if word == STOP:
+            break
+    found = skipped.addresses()
+    check_answered(found["silent"], found["failed"], "run the same command again to continue")
     if any(log.left(place.name) for place in log.plan.places):
         return False
     if steps := log.left_together():

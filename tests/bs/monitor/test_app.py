@@ -55,6 +55,17 @@ async def test_with_a_token_any_name_may_be_used_for_it_is_in_no_cookie() -> Non
     assert (await get("/metrics", TOKEN, host="edge.example")).status_code == 401
 
 
+@pytest.mark.parametrize("method", ["POST", "HEAD", "OPTIONS", "TRACE", "CONNECT"])
+async def test_updates_are_only_read(method: str) -> None:
+    """CONNECT was answered 200, and its stream ended in a traceback."""
+    async with connected() as (_, station):
+        feed = Feed(station)
+        app = make_app(station, feed, None, "localhost")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:9100") as client:
+            answer = await client.request(method, "/events")
+        assert (answer.status_code, answer.headers["allow"], len(feed.viewers)) == (405, "GET", 0)
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -145,7 +156,7 @@ async def test_a_viewer_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
     async with serving() as (_, _, station):
         feed = Feed(station)
         running = asyncio.create_task(feed.run())
-        await asyncio.wait_for(Events(feed)({"type": "http"}, receive, send), 20)
+        await asyncio.wait_for(Events(feed)({"type": "http", "method": "GET"}, receive, send), 20)
         assert sent == ["http.response.start", "http.response.body"] and not feed.viewers
         running.cancel()
 

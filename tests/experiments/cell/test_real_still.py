@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -11,7 +13,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.real import radio, run
+from testbed.experiments.cell.real import distortions, radio, run
 from testbed.experiments.cell.real.run import run_cell_really
 
 
@@ -44,3 +46,30 @@ def test_a_ue_that_stood_still_is_told_of(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(radio, "LEAD_S", 0.5)
     run_cell_really(CellConfig(seconds=4.0, warmup_s=0.5, ues=(UeGroup(name="a", response=(5, 15)),)))
     assert [one for one in caplog.records if "stood still" in one.getMessage()]
+
+
+BEATS = """
+import os, signal, time
+from testbed.experiments.cell.real.distortions import BeatingThread
+with BeatingThread() as beat:
+    time.sleep(0.3)
+    print("ready", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.3)
+print(beat.still_s)
+"""
+
+
+def test_a_command_that_stood_still_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """UEs that send their requests together wait for it, and it takes the counters."""
+    with subprocess.Popen([sys.executable, "-c", BEATS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(1.5)
+        os.kill(process.pid, signal.SIGCONT)
+        still_s = float(process.stdout.read())
+    assert 1.0 < still_s < 30.0
+    distortions.warn_still(still_s, 0.0, [0.0], [])
+    distortions.warn_still(0.5, 0.0, [0.0], [])
+    (warned,) = caplog.records
+    assert warned.getMessage().startswith("this command stood still for")

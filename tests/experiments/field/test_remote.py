@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testbed.config import RunConfig
-from testbed.errors import BadInput, ProtocolError, TestbedError
+from testbed.errors import AgentError, BadInput
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.protocols.orders import File, Order, Running, State
@@ -92,6 +92,7 @@ def test_files_are_uploaded_once_and_known_by_their_contents(config: RunConfig, 
 def fetch(out: Path, *files: tuple[str, bytes], size: int | None = None) -> None:
     """Fetch results from an agent without a network."""
     agent, contents = AgentConnection.__new__(AgentConnection), dict(files)
+    agent.address = "tcp://ue:1"
     agent._chunk = lambda name, file, offset: contents[file.name][offset : offset + 3]  # type: ignore[method-assign]
     entries = [
         File(name, len(data) if size is None else size, hashlib.blake2b(data, digest_size=16).hexdigest())
@@ -113,6 +114,6 @@ def test_results_are_not_written_through_hidden_links(tmp_path: Path) -> None:
 
 
 def test_results_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
-    refuse(lambda: fetch(tmp_path, ("a", b"1"), ("a/b", b"2")), ProtocolError, "a/b of order x cannot be stored")
-    refuse(lambda: fetch(tmp_path, ("c/d", b"1"), ("c", b"2")), TestbedError, "cannot write")
-    refuse(lambda: fetch(tmp_path, ("e", b"1"), size=2**60), TestbedError, "e of order x has 1152921504606846976 bytes")
+    refuse(lambda: fetch(tmp_path, ("a", b"1"), ("a/b", b"2")), AgentError, "a/b of order x cannot be stored")
+    refuse(lambda: fetch(tmp_path, ("c/d", b"1"), ("c", b"2")), AgentError, "cannot write")
+    refuse(lambda: fetch(tmp_path, ("e", b"1"), size=2**60), AgentError, "e of order x has 1152921504606846976 bytes")

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +42,33 @@ class Heartbeat:
             due_s = now_s + BEAT_S
 
 
+class BeatingThread:
+    """Beats in a thread while the block runs.
+
+    Attributes:
+        still_s: longest standstill of the process: the largest lateness of a beat.
+    """
+
+    def __init__(self) -> None:
+        self.still_s = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> BeatingThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        due_s = time.monotonic() + BEAT_S
+        while not self._ended.wait(max(0.0, due_s - time.monotonic())):
+            now_s = time.monotonic()
+            self.still_s, due_s = max(self.still_s, now_s - due_s), now_s + BEAT_S
+
+
 def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float) -> float:
     """Longest standstill of a base station: the largest lateness of a line of its metrics file.
 
@@ -53,10 +82,10 @@ def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float
     return max((after - before - interval_s for before, after in pairwise(within)), default=0.0)
 
 
-def warn_still(radio_s: float, stations_s: Sequence[float], ues_s: Sequence[float]) -> None:
-    """Log the standstills of the radio, of each base station and of the UEs that distort a run."""
+def warn_still(command_s: float, radio_s: float, stations_s: Sequence[float], ues_s: Sequence[float]) -> None:
+    """Log the standstills that distort a run: of the command, of the radio, of each base station and of the UEs."""
     names = ["the base station"] if len(stations_s) == 1 else [f"base station {n}" for n in range(len(stations_s))]
-    for name, still_s in [("the radio", radio_s), *zip(names, stations_s, strict=True)]:
+    for name, still_s in [("this command", command_s), ("the radio", radio_s), *zip(names, stations_s, strict=True)]:
         if still_s > TOLD_S:
             LOG.warning("%s stood still for %.1f s during the run; its rates and times include that", name, still_s)
     if still := [one_s for one_s in ues_s if one_s > TOLD_S]:

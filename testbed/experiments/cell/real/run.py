@@ -63,9 +63,10 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
             (held.enter_context(base_station(serving(config, profile, metrics, host)))["bind"], metrics)
             for profile, metrics in stations_of(config, directory)
         ]
-        radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, own, told, place)
+        with distortions.BeatingThread() as beat:
+            radio, reports, counted = _run_processes(config, servings, sorted(decoding), directory, own, told, place)
         stations_s = _still_s([metrics for _, metrics in servings], counted)
-        distortions.warn_still(radio.still_s, stations_s, [report.still_s for report in reports.values()])
+        distortions.warn_still(beat.still_s, radio.still_s, stations_s, [report.still_s for report in reports.values()])
     if lossy := sum(report.lossy for report in reports.values()):
         raise EngineError(f"{lossy} responses differ from the target's own output")
     _warn(config, radio, reports.values(), counted)

@@ -18,7 +18,7 @@ from testbed.channel.keys import load_client
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.measuring.offset import Handshake, Offset, clock_offset
 from testbed.config import resolved
-from testbed.errors import BadInput, LinkError, LinkTimeout, ProtocolError, TestbedError
+from testbed.errors import AgentError, BadInput, LinkError, LinkTimeout, ProtocolError, TestbedError
 from testbed.files import whole_file
 from testbed.protocols.codec import AnyArray, Packet, encode
 from testbed.protocols.messages import Message
@@ -59,6 +59,10 @@ POLL_S = 1.0
 """Interval of polling an order's state: a few hundred bytes on the same link as the run."""
 GREETINGS = 8
 """Number of handshakes to estimate the clock offset."""
+RESTARTS = 3
+"""Number of times that an upload may begin again, at most: an agent discards a file whose digest differs."""
+MOST_SAID = 300
+"""Maximum number of characters of an agent's text."""
 R = TypeVar("R", bound=Message)
 
 
@@ -68,9 +72,12 @@ class AgentConnection:
     Args:
         keys: directory made by `keys new --ue` on the agent's machine; None: no keys.
 
+    All methods raise `LinkError` if the agent does not answer, and `AgentError` if it refuses, or answers wrongly.
+
     Raises:
-        BadInput: an unusable address or keys, or an agent of another version.
+        BadInput: an unusable address or keys.
         LinkError: the agent does not answer.
+        AgentError: an agent of another version, or with an impossible clock.
     """
 
     def __init__(self, address: str, keys: str | None, insecure: bool = False, timeout_s: float = TIMEOUT_S) -> None:
@@ -81,11 +88,11 @@ class AgentConnection:
         self._link = self._loop.run_until_complete(_link(address, found))
         try:
             greetings = [self._greet(token) for token in range(GREETINGS)]
+            self.standing: Standing = greetings[-1][1]
+            self.offset = self._offset([handshake for handshake, _ in greetings])
         except BaseException:
             self.close()
             raise
-        self.standing: Standing = greetings[-1][1]
-        self.offset: Offset = clock_offset([handshake for handshake, _ in greetings])
 
     def close(self) -> None:
         """Close the connection; the agent continues with its orders."""
@@ -97,22 +104,33 @@ class AgentConnection:
         packet = self._ask(Call(version=VERSION, token=token), Standing, lambda found: found.token == token)
         return Handshake(sent_s, packet.message.time_s, time.perf_counter()), packet.message
 
+    def _offset(self, greetings: list[Handshake]) -> Offset:
+        try:
+            return clock_offset(greetings)
+        except BadInput as exc:
+            raise AgentError(f"the clock of the agent at {self.address} cannot be used: {exc}") from exc
+
     # ------------------------------------------------------------ files
 
     def put(self, name: str, path: Path) -> None:
         """Upload a file, resuming a partial upload; a file that exists unchanged is skipped.
 
         Raises:
-            BadInput: an unreadable file, or not enough disk space on the agent.
-            LinkError: the agent does not answer.
+            BadInput: an unreadable file.
+            AgentError: not enough disk space on the agent, or it does not store what it is sent.
         """
+        restarts = 0
         try:
             total, digest = path.stat().st_size, digest_of(path)
             with path.open("rb") as file:
                 there = self._stored(name, 0, total, digest, b"")
                 while there < total:
                     file.seek(there)
-                    there = self._stored(name, there, total, digest, file.read(MAX_CHUNK_BYTES))
+                    data = file.read(MAX_CHUNK_BYTES)
+                    before, there = there, self._stored(name, there, total, digest, data)
+                    restarts += there < before + len(data)
+                    if restarts > RESTARTS:
+                        raise AgentError(f"the agent at {self.address} does not store {name}")
         except OSError as exc:
             raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
 
@@ -120,7 +138,8 @@ class AgentConnection:
         message = Put(name=check_name(name), offset=offset, total=total, digest=digest)
         arrays: dict[str, AnyArray] = {DATA: np.frombuffer(data, np.uint8)}
         timeout_s = self._timeout_s + total / HASH_BYTES_PER_S
-        return int(self._ask(message, Stored, lambda found: found.name == name, arrays, timeout_s).message.size)
+        packet = self._ask(message, Stored, lambda found: found.name == name, arrays, timeout_s)
+        return max(0, int(packet.message.size))
 
     # ------------------------------------------------------------ orders
 
@@ -128,7 +147,7 @@ class AgentConnection:
         """Give an order; repeating it changes nothing.
 
         Raises:
-            BadInput: the agent refuses it.
+            AgentError: the agent refuses it.
         """
         found: State = self._ask(order, State, lambda state: state.id == order.id).message
         return found
@@ -142,7 +161,7 @@ class AgentConnection:
         """Wait until an order is done, tolerating interruptions of the connection.
 
         Raises:
-            TestbedError: the order failed, or the agent does not know it.
+            AgentError: the order failed, or the agent does not know it.
             LinkError: the agent did not answer for ten times the timeout.
         """
         heard_s = time.monotonic()
@@ -157,20 +176,29 @@ class AgentConnection:
             if state.state == "done":
                 return state
             if state.state in ("failed", "unknown"):
-                raise TestbedError(f"{self.address}: order {name} {state.state}: {state.note or 'it was lost'}")
+                raise AgentError(f"{self.address}: order {name} {state.state}: {one_line(state.note) or 'it was lost'}")
             time.sleep(POLL_S)
 
-    def fetch(self, state: State, out: Path) -> None:
+    def fetch(self, state: State, out: Path, most: int | None = None) -> None:
         """Download an order's results and verify their digests; `summary.json` comes last and marks a complete run.
 
+        Args:
+            most: maximum size of a file [bytes]; None: what leaves `SPARE_BYTES` on the disk.
+
         Raises:
-            LinkError: the agent does not answer.
-            ProtocolError: a file differs from its announced digest, or has a name that is taken.
-            TestbedError: no disk space, or the disk fails.
+            AgentError: a file that is too large, differs from its announced digest, or cannot be written.
         """
         out.mkdir(parents=True, exist_ok=True)
         for file in sorted(state.files, key=lambda file: file.name == "summary.json"):
-            self._fetch(state.id, file, out)
+            room = shutil.disk_usage(out).free - SPARE_BYTES if most is None else most
+            if file.size > room:
+                raise AgentError(f"{self.address}: {file.name} of order {state.id} has {file.size} bytes, above {room}")
+            try:
+                self._fetch(state.id, file, out)
+            except LinkError:
+                raise
+            except TestbedError as exc:
+                raise AgentError(f"{self.address}: {exc}") from exc
 
     def _fetch(self, name: str, file: File, out: Path) -> None:
         path = out / check_name(file.name)
@@ -180,8 +208,6 @@ class AgentConnection:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:  # a file has the name of another one's folder
             raise ProtocolError(f"{file.name} of order {name} cannot be stored: {exc.strerror or exc}") from exc
-        if file.size + SPARE_BYTES > (free := shutil.disk_usage(out).free):
-            raise TestbedError(f"{file.name} of order {name} has {file.size} bytes; {out} has {free} left")
         with whole_file(path) as part:
             with part.open("wb") as target:
                 while target.tell() < file.size:
@@ -240,13 +266,18 @@ class AgentConnection:
         end_s = time.monotonic() + wait_s
         while (left_s := end_s - time.monotonic()) > 0:
             received = await self._link.recv(left_s)
-            with contextlib.suppress(ProtocolError):  # invalid messages are dropped
+            with contextlib.suppress(ProtocolError, BadInput):  # invalid messages are dropped
                 packet = decode_report(received.frames)
                 if isinstance(packet.message, Refused):
-                    raise BadInput(f"the agent at {self.address} refuses: {packet.message.reason}")
+                    raise AgentError(f"the agent at {self.address} refuses: {one_line(packet.message.reason)}")
                 if isinstance(packet.message, kind) and same(packet.message):
                     return packet
         return None
+
+
+def one_line(text: str) -> str:
+    """An agent's text for a line of a terminal: no line breaks, no marks that reorder it, at most `MOST_SAID`."""
+    return "".join(one if one.isprintable() else " " for one in text[:MOST_SAID]).strip()
 
 
 async def _link(address: str, keys: Any) -> ZmqLink:

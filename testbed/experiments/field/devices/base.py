@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,8 @@ import msgspec
 
 from testbed.channel.keys import load_client
 from testbed.config import RunConfig
-from testbed.errors import BadInput
+from testbed.errors import AgentError, BadInput, LinkError
+from testbed.experiments.field.plan import Place
 from testbed.experiments.inputs.state import RADIO
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
@@ -45,6 +46,54 @@ class Probe(NamedTuple):
     seconds: int
     """Duration of each iperf3 transfer."""
     timeout_s: float
+
+
+class Skipped:
+    """Agents without an answer, or with a wrong one, which a command skips from then on.
+
+    Args:
+        say: called with a line for each.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._errors: dict[str, LinkError | AgentError] = {}
+        self._say = say
+
+    def __contains__(self, address: str | None) -> bool:
+        return address in self._errors
+
+    @contextlib.contextmanager
+    def at_fault(self, place: Place, consequence: str = "") -> Iterator[None]:
+        """Note what a place's agent does wrong in the block, and go on; errors of this machine's own UE are raised."""
+        try:
+            yield
+        except (LinkError, AgentError) as exc:
+            if place.ue is None:
+                raise
+            self._errors[place.ue] = exc
+            self._say(f"{place.name}: {exc}{consequence}")
+
+    def addresses(self) -> dict[str, list[str]]:
+        """Agents that were `silent`, and those that `failed`."""
+        failed = [address for address, error in self._errors.items() if isinstance(error, AgentError)]
+        return {"silent": [address for address in self._errors if address not in failed], "failed": failed}
+
+
+def check_answered(silent: Sequence[str], failed: Sequence[str], advice: str) -> None:
+    """Raise if agents were skipped.
+
+    Args:
+        advice: what to do about those that did not answer.
+
+    Raises:
+        AgentError: some failed; the reasons were printed before.
+        LinkError: some did not answer.
+    """
+    reason = f"{', '.join(silent)} did not answer; {advice}"
+    if failed:
+        raise AgentError(f"{', '.join(failed)} failed, for the reasons above" + (f"; {reason}" if silent else ""))
+    if silent:
+        raise LinkError(reason)
 
 
 class Device(Protocol):

@@ -13,8 +13,8 @@ import msgspec
 from testbed.assets.bundled_files import find
 from testbed.assets.model_names import Part, named
 from testbed.config import RunConfig
-from testbed.errors import BadInput
-from testbed.experiments.field.devices.agents import AgentConnection, probe_order, run_order
+from testbed.errors import AgentError, BadInput
+from testbed.experiments.field.devices.agents import AgentConnection, one_line, probe_order, run_order
 from testbed.experiments.field.devices.base import FILED, LINK, Probe, Reach, Say
 from testbed.experiments.field.link import check_measured
 from testbed.experiments.results import directory as results
@@ -22,6 +22,8 @@ from testbed.protocols.orders import Order, Probing, Running, State, digest_of, 
 
 MOST_FILES = 32
 """Maximum number of files in an uploaded folder."""
+MOST_MEASURED = 2**20
+"""Maximum size of a measurement's files [bytes]."""
 MARK = 12
 """Number of digits of the digest that prefix an uploaded file's name."""
 
@@ -49,13 +51,13 @@ class AgentDevice:
         what = Probing(reach.bs, reach.iperf3, probe.seconds, probe.handshakes, probe.timeout_s)
         order = probe_order(f"{self._name}-{folder.name}", what)
         self._agent.order(order)
-        self._agent.fetch(self._agent.wait(order.id), folder)
+        self._agent.fetch(self._agent.wait(order.id), folder, MOST_MEASURED)
         self._link = order.id
         try:
             document: dict[str, Any] = msgspec.json.decode((folder / LINK).read_bytes())
             check_measured(document)
         except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadInput(f"the measurement from {self._agent.address} is unreadable: {exc}") from exc
+            raise AgentError(f"the measurement from {self._agent.address} is unreadable: {exc}") from exc
         return document
 
     def expect(self, runs: Sequence[tuple[RunConfig, Path]]) -> None:
@@ -94,8 +96,8 @@ class AgentDevice:
         """The agent's state, and the offset of its clock from this machine's."""
         now, offset = self._agent.standing, self._agent.offset
         return {
-            "host": now.host, "testbed": now.testbed, "free_bytes": now.free_bytes, "waiting": now.waiting,
-            "clock": msgspec.to_builtins(offset),
+            "host": one_line(now.host), "testbed": one_line(now.testbed), "free_bytes": now.free_bytes,
+            "waiting": now.waiting, "clock": msgspec.to_builtins(offset),
         }  # fmt: skip
 
     def close(self) -> None:
@@ -104,7 +106,10 @@ class AgentDevice:
 
     def _bring(self, state: State, out: Path) -> None:
         self._agent.fetch(state, out)
-        results.read_summary(out)
+        try:
+            results.read_summary(out)
+        except BadInput as exc:
+            raise AgentError(f"{self._agent.address}: order {state.id} brought no run: {exc}") from exc
         self._agent.drop(state.id)
 
     # ------------------------------------------------------------ orders
