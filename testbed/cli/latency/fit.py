@@ -63,8 +63,10 @@ def fit(
 
         testbed latency fit --csv moe.csv --experts 8,128 --json
     """
+    from testbed.cli.latency.limits import note_piled_up
     from testbed.experiments.results.latency import read_points, repeats_of
 
+    note_piled_up(csv)
     points, latency_s = read_points(csv, config.column, None if config.windows is None else list(config.windows))
     if config.by_length:
         if config.experts or config.form or out:

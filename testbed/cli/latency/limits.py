@@ -54,6 +54,14 @@ def limits(
     print_rows(found.errors, "Median relative errors", shown)
 
 
+def note_piled_up(path: Path) -> None:
+    """Say how many rows of a table are left out."""
+    from testbed.experiments.results.latency import piled_up
+
+    if count := piled_up(path):
+        note(f"{path.name}: left out {count} loads at which requests piled up (saturated = 1)")
+
+
 def ratios(
     csv: Annotated[Path, typer.Option(help="points.csv of `testbed latency measure`, with window 0 among others.")],
     as_json: AsJson = False,
@@ -71,6 +79,7 @@ def ratios(
     from testbed.experiments.results.latency import read_series
     from testbed.optim.serving.ratios import ratios as compared
 
+    note_piled_up(csv)
     rows = [_ratio_row(each) for each in compared(read_series(csv))]
     if as_json:
         print_json({"rows": rows})
@@ -122,6 +131,8 @@ def sizes(
     from testbed.experiments.results.latency import read_points
     from testbed.optim.serving.fit import fit
 
+    for path in _sizes(csv).values():
+        note_piled_up(path)
     fits = {size: fit(*read_points(path)) for size, path in _sizes(csv).items()}
     lines = by_size(fits)
     if plot is not None:

@@ -46,11 +46,13 @@ def limits(path: Path, experts: tuple[int, int] | None = None, windows: Sequence
     Raises:
         BadInput: an unreadable file, a missing column, or points that cannot be fitted.
     """
-    points, _ = read_points(path, windows=windows)
+    points, _ = read_points(path, windows=windows, piled_up=True)
     piled = column_of(path, "saturated") > 0
     if windows is not None:
         piled = piled[np.isin(column_of(path, "k"), windows)]
-    measured = {name: read_points(path, name, windows)[1] for name in STATISTICS if has_values(path, name)}
+    measured = {
+        name: read_points(path, name, windows, piled_up=True)[1] for name in STATISTICS if has_values(path, name)
+    }
     if piled.all():
         raise BadInput(f"{path.name} has no load below saturation")
     fits = {name: fit(points.take(~piled), seen[~piled], experts) for name, seen in measured.items()}

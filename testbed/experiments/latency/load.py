@@ -101,6 +101,7 @@ def measure(config: LoadConfig, out: Path, told: Told) -> list[Series]:
     Raises:
         BadInput: an invalid configuration, too few prompts, or a directory of another measurement.
     """
+    config.check_kind()
     work = _prepare(config) if config.kind == "real" else None
     with claimed(config, out, "measurement"):
         known = {} if work is None else outputs_of(config, work, out, told)

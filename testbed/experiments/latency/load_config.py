@@ -9,6 +9,9 @@ from testbed.errors import BadInput
 from testbed.experiments.latency.virtual_config import VirtualLoadConfig
 from testbed.options import option
 
+REAL = ("dataset", "max_tokens", "prefill", "engine", "model", "dtype", "drafter", "tokenizer", "pace")
+"""Options of real base stations alone."""
+
 
 class LoadConfig(VirtualLoadConfig, frozen=True, kw_only=True):
     """Configuration of `testbed latency measure`.
@@ -64,6 +67,17 @@ class LoadConfig(VirtualLoadConfig, frozen=True, kw_only=True):
             raise BadInput("give one window or more, each 0 or more")
         if self.kind == "virtual" and not self.alphas:
             raise BadInput("virtual time has no real drafter: give --alphas")
+
+    def check_kind(self) -> None:
+        """Check that no option is given that a measurement of this kind ignores.
+
+        Raises:
+            BadInput: there is one.
+        """
+        if self.kind == "virtual":
+            self.refuse_unused(REAL, "in virtual time")
+        else:
+            self.refuse_unused(VirtualLoadConfig.__struct_fields__, "on a real base station")
 
     @property
     def series(self) -> list[tuple[int, float | None]]:

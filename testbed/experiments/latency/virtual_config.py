@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from testbed.config import Config
@@ -46,6 +47,20 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
     protocol: TrafficProtocol = "greedy"
     prompt: Annotated[tuple[int, int], option("Range of prompt lengths, uniform.", unit="tokens")] = (50, 250)
     response: Annotated[tuple[int, int], option("Range of response lengths, uniform.", unit="tokens")] = (32, 64)
+
+    def refuse_unused(self, names: Iterable[str], where: str) -> None:
+        """Refuse options that have no effect.
+
+        Args:
+            names: options that must have their default values.
+
+        Raises:
+            BadInput: one has another value.
+        """
+        defaults = type(self)()
+        for name in names:
+            if getattr(self, name) != getattr(defaults, name):
+                raise BadInput(f"--{name.replace('_', '-')} has no effect {where}; leave it out")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,19 +26,24 @@ RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "saturated": (lambda v: v in (0, 1), "0 or 1"),
     "repeat": (lambda v: v >= 0 and v == int(v), "a whole number, 0 or more"),
 }
+SATURATED = "saturated"
+"""Column that says of a load whether requests piled up."""
 POSITIVE: tuple[Callable[[float], bool], str] = (lambda v: v > 0, "positive, in seconds")
 
 
-def read_points(path: Path, column: str = "latency_s", windows: Sequence[int] | None = None) -> tuple[Points, Array]:
-    """Read operating points and the latencies [n] of a column. Columns: rps and `column`, optionally alpha, k, prefill
-    and decode; others are ignored. A byte order mark, CRLF and empty lines are accepted.
+def read_points(
+    path: Path, column: str = "latency_s", windows: Sequence[int] | None = None, piled_up: bool = False
+) -> tuple[Points, Array]:
+    """Read operating points and the latencies [n] of a column. Columns: rps and `column`, optionally alpha, k, prefill,
+    decode and saturated; others are ignored. A byte order mark, CRLF and empty lines are accepted.
 
     Args:
         windows: keep only rows with these k; None: all.
+        piled_up: keep rows that are marked as saturated, in which requests piled up and which have no mean.
 
     Raises:
         BadInput: an unreadable file, a missing or duplicate column, a cell that is missing, not a number or out of
-            range (with its line), or no row with these windows.
+            range (with its line), no row with these windows, or none below saturation.
     """
     lines = _lines(path)
     if not lines:
@@ -57,7 +62,8 @@ def read_points(path: Path, column: str = "latency_s", windows: Sequence[int] | 
         raise BadInput(f"{path.name} has alpha but no {', '.join(lacking)}, which the speculation-aware form needs")
     if len(lines) == 1:
         raise BadInput(f"{path.name} has a header and no rows")
-    columns = {name: np.array([_cell(path, header, line, row, name) for line, row in lines[1:]]) for name in wanted}
+    kept = lines[1:] if piled_up else _steady(path)
+    columns = {name: np.array([_cell(path, header, line, row, name) for line, row in kept]) for name in wanted}
     latency_s = columns.pop(wanted[1])
     points = Points(**columns)
     if windows is None:
@@ -69,15 +75,15 @@ def read_points(path: Path, column: str = "latency_s", windows: Sequence[int] | 
 
 
 def repeats_of(path: Path, windows: Sequence[int] | None = None) -> Array | None:
-    """[n] number of the repeat of each row of `read_points`; None without a column `repeat`.
+    """[n] number of the repeat of each row of `read_points` below saturation; None without a column `repeat`.
 
     Raises:
         BadInput: as `read_points`.
     """
     if "repeat" not in _header(path):
         return None
-    found = column_of(path, "repeat")
-    return found if windows is None else found[np.isin(column_of(path, "k"), windows)]
+    found = column_of(path, "repeat", piled_up=False)
+    return found if windows is None else found[np.isin(column_of(path, "k", piled_up=False), windows)]
 
 
 def read_series(path: Path) -> list[LoadSeries]:
@@ -104,14 +110,14 @@ def read_series(path: Path) -> list[LoadSeries]:
 
 def _imposed(path: Path, count: int) -> list[float | None]:
     """[n] imposed acceptance rates; None where the column is missing or empty."""
-    lines, header = _lines(path), _header(path)
+    rows, header = _steady(path), _header(path)
     if "imposed" not in header:
         return [None] * count
     place = header.index("imposed")
-    empty = [len(row) > place and not row[place].strip() for _, row in lines[1:]]
+    empty = [len(row) > place and not row[place].strip() for _, row in rows]
     return [
         None if blank else _cell(path, header, line, row, "imposed")
-        for blank, (line, row) in zip(empty, lines[1:], strict=True)
+        for blank, (line, row) in zip(empty, rows, strict=True)
     ]
 
 
@@ -128,8 +134,20 @@ def has_values(path: Path, name: str) -> bool:
     return all(len(row) > place and row[place].strip() for _, row in _lines(path)[1:])
 
 
-def column_of(path: Path, name: str) -> Array:
+def piled_up(path: Path) -> int:
+    """Number of rows that are marked as saturated.
+
+    Raises:
+        BadInput: as `read_points`.
+    """
+    return int(column_of(path, SATURATED).sum()) if SATURATED in _header(path) else 0
+
+
+def column_of(path: Path, name: str, piled_up: bool = True) -> Array:
     """Non-negative numbers of one column, [n].
+
+    Args:
+        piled_up: as `read_points`.
 
     Raises:
         BadInput: as `read_points`.
@@ -137,7 +155,18 @@ def column_of(path: Path, name: str) -> Array:
     lines, header = _lines(path), _header(path)
     if header.count(name) != 1:
         raise BadInput(f"{path.name} needs exactly one column {name}; give all.csv of `testbed latency measure`")
-    return np.array([_cell(path, header, line, row, name) for line, row in lines[1:]])
+    return np.array([_cell(path, header, line, row, name) for line, row in (lines[1:] if piled_up else _steady(path))])
+
+
+def _steady(path: Path) -> list[tuple[int, list[str]]]:
+    """Rows below saturation: all without a column `saturated`."""
+    rows = _lines(path)[1:]
+    if SATURATED not in _header(path):
+        return rows
+    kept = [row for row, piled in zip(rows, column_of(path, SATURATED), strict=True) if not piled]
+    if not kept:
+        raise BadInput(f"{path.name} has no load below saturation")
+    return kept
 
 
 def _header(path: Path) -> list[str]:

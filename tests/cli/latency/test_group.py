@@ -97,6 +97,37 @@ def test_fit_answers_c1_c2_and_r2(here: Path) -> None:
     assert answer("fit --csv single.csv")["intervals"] is None
 
 
+def test_loads_at_which_requests_piled_up_are_left_out(here: Path) -> None:
+    """They have no mean latency; `fit` and `ratios` took them in silence."""
+    write_dense(here / "dense.csv", 0.02, repeats=3)
+    header, *rows = (here / "dense.csv").read_text().splitlines()
+    wrong = [",".join([*row.split(",")[:-1], "99", "1"]) for row in rows]
+    marked = [f"{header},saturated", *(f"{row},0" for row in rows), *wrong]
+    (here / "all.csv").write_text("\n".join(marked))
+    assert answer("fit --csv all.csv") == answer("fit --csv dense.csv")
+    assert "left out 27 loads at which requests piled up" in call(latency.app, "fit --csv all.csv").stderr
+    (here / "none.csv").write_text("\n".join([f"{header},saturated", *wrong]))
+    assert "none.csv has no load below saturation" in refusal("fit --csv none.csv")
+    (here / "bad.csv").write_text("\n".join([f"{header},saturated", *(f"{row},nan" for row in rows)]))
+    assert "saturated must be 0 or 1" in refusal("fit --csv bad.csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("measure --virtual --max-tokens 9", "--max-tokens has no effect in virtual time"),
+        ("measure --virtual --dataset no.jsonl", "--dataset has no effect in virtual time"),
+        ("measure --virtual --pace no.json", "--pace has no effect in virtual time"),
+        ("measure --network-ms 3", "--network-ms has no effect on a real base station"),
+        ("ramp --max-tokens 7", "--max-tokens has no effect in virtual time"),
+        ("ramp --real --learn-from 3", "--learn-from has no effect with --real"),
+        ("ramp --real --mixed 0.5", "--mixed has no effect with --real"),
+    ],
+)
+def test_options_without_effect_are_refused(line: str, said: str, here: Path) -> None:
+    assert said in refusal(f"{line} --out out") and not (here / "out").exists()
+
+
 def test_fit_takes_the_six_where_their_columns_are(here: Path) -> None:
     write_speculation(here / "sd.csv")
     found = answer("fit --csv sd.csv")

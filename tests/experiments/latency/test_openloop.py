@@ -175,7 +175,8 @@ def test_points_are_read_back_by_the_fit(tmp_path: Path) -> None:
     assert points.form == "speculation" and points.rps.tolist() == [p.rps for p in single[:4]]
     assert np.array(repeats_of(tmp_path / "points.csv")).tolist() == [0, 1, 0, 1]
     assert read_points(tmp_path / "pooled.csv")[1].tolist() == [p.latency_s for p in pooled]
-    assert len(read_points(tmp_path / "all.csv")[1]) == 6
+    assert len(read_points(tmp_path / "all.csv", piled_up=True)[1]) == 6
+    assert read_points(tmp_path / "all.csv")[1].tolist() == latency_s.tolist()
     (series,) = read_series(tmp_path / "points.csv")
     assert (series.k, series.imposed, series.repeat.tolist()) == (8, 0.9, [0, 1, 0, 1])
 

@@ -12,6 +12,10 @@ HINTS = "hinted"
 """Name of the policy that follows the BS's hints; the others are named by their window."""
 
 
+REAL = ("engine", "model", "dtype", "pace", "dataset", "max_tokens")
+"""Options of real base stations alone."""
+
+
 class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
     """Configuration of `testbed latency ramp`.
 
@@ -90,6 +94,18 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
             raise BadInput("loads are positive requests a second, each higher than the one before")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise BadInput("give one seed or more, each 0 or more and once")
+
+    def check_kind(self) -> None:
+        """Check that no option is given that a ramp of this kind ignores.
+
+        Raises:
+            BadInput: there is one.
+        """
+        if self.kind == "virtual":
+            self.refuse_unused(REAL, "in virtual time")
+        else:
+            virtual = [name for name in VirtualLoadConfig.__struct_fields__ if name != "ues"]
+            self.refuse_unused([*virtual, "learn_from"], "with --real")
 
     @property
     def policies(self) -> list[str]:

@@ -20,6 +20,7 @@ def measure(config: RampConfig, out: Path, told: Told) -> list[RampRun]:
     Raises:
         BadInput: an invalid configuration, or a directory of another ramp.
     """
+    config.check_kind()
     with claimed(config, out, "ramp"):
         world = VirtualRamp(config, told) if config.kind == "virtual" else RealRamp(config, out, told)
         loads = kept(out / "loads.json", list[float], lambda: list(config.loads) or world.loads())
