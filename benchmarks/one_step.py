@@ -2,7 +2,8 @@
 
     python benchmarks/one_step.py --out FILE.jsonl [--prompts 200] [--seed 0]
 
-Numbers are below 20. No problem occurs twice, so that parts of a file have none in common.
+Numbers are below 20. No problem occurs twice, so that parts of a file have none in common. Such a model seldom writes its
+answer as GSM8K does; `--scorer benchmarks/one_step.py:last_number` takes the last number of an output.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 from pathlib import Path
 
 NAMES = ("Mia", "Omar", "Lena", "Raj", "Ines", "Tom", "Aiko", "Paul", "Nora", "Sven")
@@ -34,6 +36,12 @@ def problem(rng: random.Random) -> dict[str, str]:
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
     question = story.format(name=rng.choice(NAMES), things=rng.choice(THINGS), a=a, b=b)
     return {"question": question, "answer": f"{a}{sign}{b}={result}\n#### {result}"}
+
+
+def last_number(text: str) -> str | None:
+    """The last number of an output, without separators of thousands; None: there is none."""
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return found[-1].replace(",", "").rstrip(".") if found else None
 
 
 def main() -> None:
