@@ -2,8 +2,8 @@
 
     python benchmarks/one_step.py --out FILE.jsonl [--prompts 200] [--seed 0]
 
-Numbers are below 20. No problem occurs twice, so that parts of a file have none in common. Such a model seldom writes its
-answer as GSM8K does; `--scorer benchmarks/one_step.py:last_number` takes the last number of an output.
+Numbers are below 20. No problem occurs twice, so that parts of a file have none in common. Such a model seldom writes
+its answer as GSM8K does; `--scorer benchmarks/one_step.py:last_number` takes the last number of an output.
 """
 
 from __future__ import annotations
