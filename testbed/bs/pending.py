@@ -48,6 +48,8 @@ class Pending:
     those of its UE before it; 0: it has a guarantee, or no session has one."""
     ue: bytes = b""
     """UE that the session belongs to."""
+    at_once: bool = False
+    """Whether it follows the round before it at once: the target decodes alone, or the window came ahead."""
     running_tokens: int = 0
     """`weight` of the other requests of this UE that the engine has not finished: prompts that it cuts."""
 
@@ -127,6 +129,8 @@ class Round:
     length alone; `guess` is None for it and for windows that did not come ahead."""
     draft: int | None = None
     """Number of the window that joined a stream in this round; None: none did."""
+    at_once: bool = False
+    """As `Pending.at_once`."""
     follows: bool = False
     followed: bool = False
     """Whether it was verified with the round before it, and with the one after it: a stream decoded ahead."""

@@ -111,13 +111,16 @@ def following(sessions: SessionTable, session: Session, round_: Round, now_s: fl
         sessions.hold(session)
         if not session.alone and session.continued_by(held.base_len, held.guess):
             session.take(held.number, held.window.ids.tobytes(), ahead=True)
+            held.at_once = True
             return held
     if not session.alone or round_.followed:
         return None
     if finished(session):
         sessions.hold(session)
         return None
-    return _begun(sessions, session, round_.number + 1, now_s)
+    if (begun := _begun(sessions, session, round_.number + 1, now_s)) is not None:
+        begun.at_once = True
+    return begun
 
 
 def woken(sessions: SessionTable, session: Session, now_s: float) -> Round | None:

@@ -120,7 +120,7 @@ class PassLedger:
         share = self._averages.accepted_share(owner, session.accepted, session.drafted)
         found = Pending(
             request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share,
-            ue=owner,
+            ue=owner, at_once=round_.at_once,
         )  # fmt: skip
         if speed_tps is None and self._estimator is not None and self._sessions.promised():
             known = self._estimator.coefficients
@@ -240,11 +240,11 @@ class PassLedger:
         return found
 
     def _learn_overhead(self, pending: Sequence[Pending], now_s: float) -> None:
-        """Measure how long the engine was idle since its last pass although requests were waiting. Guaranteed speeds
-        must allow for that time as well, while the estimator sees passes alone.
+        """Measure how long the engine was idle since its last pass although requests were waiting, or had only to be
+        judged first. Guaranteed speeds must allow for that time as well, while the estimator sees passes alone.
         """
         ended_s, self._ended_s = self._ended_s, None
-        if ended_s is not None and any(item.arrived_s <= ended_s for item in pending):
+        if ended_s is not None and any(item.at_once or item.arrived_s <= ended_s for item in pending):
             self._overhead.add(max(1, self._passed), max(0.0, now_s - ended_s))
 
     def _kept(self, tokens: int) -> int:

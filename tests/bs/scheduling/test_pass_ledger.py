@@ -304,6 +304,21 @@ def test_promises_take_the_time_between_passes_as_well(between_s: float, waits: 
     assert ledger.overhead == pytest.approx((between_s if waits else 0.0, 0.0), rel=1e-3)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_time_between_the_tokens_of_a_target_that_decodes_alone_counts(at_once: bool) -> None:
+    """Its next round arrives when the one before it is judged: nobody waited, and the time was taken for the UE's."""
+    ledger, request = (
+        PassLedger(SessionTable(), Fcfs()),
+        VerifyRequest("s", np.zeros(9, np.int32), np.zeros(0, np.int32)),
+    )
+    now_s = 0.0
+    for _ in range(100):
+        ledger.plan([Pending(request, now_s, 8, at_once=at_once)], now_s)
+        ledger.passed([(None, Share(request, 1, 9, None))], 0.02)
+        now_s += 0.021
+    assert sum(ledger.overhead) == pytest.approx(0.001 if at_once else 0.0, rel=1e-3)
+
+
 def test_large_batches_of_others_leave_a_promise_to_the_few_that_ask() -> None:
     """Answers take 1 ms a request. Most passes had 64 requests, without a guarantee: 64 ms between passes. A UE that
     asks for 8 tokens/s shares passes with few, after which there is 1 ms, and is admitted.
