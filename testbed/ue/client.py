@@ -63,7 +63,7 @@ class Mailbox:
         return self._arrival is not None
 
     async def get(self, timeout_s: float) -> Packet[Any]:
-        """Remove and return the oldest packet.
+        """Remove and return the oldest packet; other tasks run meanwhile, though there is one.
 
         Raises:
             asyncio.TimeoutError: none came in time.
@@ -77,6 +77,8 @@ class Mailbox:
             finally:
                 timer.cancel()
                 self._arrival = None
+        else:
+            await asyncio.sleep(0)
         packet = self._packets.popleft()
         self._bytes -= packet.size_bytes
         return packet

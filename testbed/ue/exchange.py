@@ -24,6 +24,8 @@ SLOWEST_BPS = 1e6
 SILENCE_S = 10.0
 """First wait for the next token of a BS that decodes alone before the session is opened again, if no token has come so
 far; doubled each time."""
+MOST_ROUND = 2**31
+"""Verdicts of later rounds are dropped: another BS has to count on from the round of this one."""
 PATIENCE = 4
 """The same wait afterwards, at least `RESEND_S`, relative to the longest time between tokens so far."""
 
@@ -69,7 +71,7 @@ class Exchange(NamedTuple):
     @property
     def link_s(self) -> float:
         """`seconds` without the times of UE and BS."""
-        return max(0.0, self.seconds - self.reveal_s - self.verdict.bs_s)
+        return max(0.0, self.seconds - self.reveal_s - max(0.0, self.verdict.bs_s))
 
 
 class SessionExchanges:
@@ -126,6 +128,7 @@ class SessionExchanges:
             ProtocolError: the BS refuses.
         """
         start_s, reveal_s, down, unknown, number = self._clock.time(), 0.0, 0, 0, window.draft.round
+        questions = 1  # that the BS may ask: one each time that it receives the window
         window.draft, places = replace(window.draft, guess=None), (None, window.draft.base_len)
         if not window.known:
             await self.send(window)
@@ -134,7 +137,7 @@ class SessionExchanges:
             packet = await self._next(start_s, wait_s)
             if packet is None:
                 await self.send(window)
-                wait_s *= 2
+                questions, wait_s = questions + 1, 2 * wait_s
                 continue
             message = packet.message
             down += packet.size_bytes
@@ -142,7 +145,8 @@ class SessionExchanges:
                 self._unanswered = int(self.ahead is not None and self.ahead.known)
                 sent_s = start_s if window.sent_s is None else window.sent_s
                 return Exchange(message, packet.arrays, self._clock.time() - sent_s, reveal_s, down, sent_s)
-            if isinstance(message, NeedHidden) and message.round == number:
+            if isinstance(message, NeedHidden) and message.round == number and questions:
+                questions -= 1
                 took_s, sent = await self._upload(window, asked_positions(packet, len(window.drafted.ids)))
                 reveal_s, wait_s = reveal_s + took_s, max(wait_s, 8 * sent / SLOWEST_BPS)
             elif isinstance(message, Resync) and unknown:
@@ -153,6 +157,7 @@ class SessionExchanges:
             elif isinstance(message, Resync | Busy):
                 unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
                 await self._send_again(message, window, start_s)
+                questions = 1
                 wait_s = window.patience_s  # the BS answers: what is lost from now on need not wait for long
 
     async def _send_again(self, message: Resync | Busy, window: OutgoingWindow, start_s: float) -> None:
@@ -211,7 +216,7 @@ class SessionExchanges:
                 await self.open(draft.round)
                 continue
             message, down = packet.message, down + packet.size_bytes
-            if isinstance(message, Verdict):
+            if isinstance(message, Verdict) and message.round <= MOST_ROUND:
                 behind = message.round - draft.round if message.base_len is None else message.base_len - draft.base_len
                 if behind == 0 and message.accepted and not stream:
                     await self.open(draft.round)  # of a window that the UE has dropped

@@ -70,7 +70,7 @@ def _request_record(
 ) -> RequestRecord:
     """The record of a finished stream; `times_s` has the start and the arrival of each token."""
     up, down = stream.uplink_bytes, stream.downlink_bytes
-    link_s = max(0.0, latency_s - sum(v.bs_s for v, _ in verdicts))
+    link_s = max(0.0, latency_s - sum(max(0.0, v.bs_s) for v, _ in verdicts))
     rounds = [
         _record(pair, prompt_len + i, 0.0 if i else link_s, 0 if i else up, (times_s[i], times_s[i + 1]))
         for i, pair in enumerate(verdicts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from testbed.assets.fingerprints import SYNTHETIC
+from testbed.clock import WallClock
 from testbed.protocols.base import Drafted
-from testbed.protocols.codec import AnyArray, Packet
-from testbed.protocols.messages import Draft, Message, Open, Opened
+from testbed.protocols.codec import AnyArray, Packet, pack_positions
+from testbed.protocols.messages import Draft, Hidden, Message, NeedHidden, Open, Opened, Verdict
 from testbed.synthetic import next_token
 from testbed.ue import exchange
+from testbed.ue.client import Mailbox
 from testbed.ue.exchange import OutgoingWindow, SessionExchanges
 from tests.support.stations import VOCAB, client, station
 
@@ -82,3 +85,72 @@ async def test_patience_begins_anew_once_the_session_was_opened_again(monkeypatc
     assert found.verdict.token == next_token(PROMPT, VOCAB, 0)
     assert next(drafts) == 8
     assert max(waits_s) > 8 * waits_s[0] and waits_s[-1] <= 2 * waits_s[0]
+
+
+class Postbox:
+    """A client without a link: messages that wait from the beginning, and those that were sent."""
+
+    def __init__(self, *waiting: Packet[Any]) -> None:
+        self.timeout_s, self.clock, self.mail, self.sent = 5.0, WallClock(), Mailbox(), list[Message]()
+        for packet in waiting:
+            self.mail.put(packet)
+
+    async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+        self.sent.append(message)
+        return 1
+
+    async def receive(self, number: int, wait_s: float) -> Packet[Any]:
+        return await self.mail.get(wait_s)
+
+
+def exchanges_of(box: Postbox) -> SessionExchanges:
+    return SessionExchanges(box, 1, lambda _: _sent(), lambda busy: None, lambda drafted, asked: {})  # type: ignore[arg-type]
+
+
+async def _sent() -> int:
+    return 1
+
+
+def window_of(count: int) -> OutgoingWindow:
+    ids = np.zeros(count, np.int32)
+    drafted = Drafted(ids, np.zeros((count, 64), np.float16))
+    return OutgoingWindow(Draft(session=1, round=0, base_len=3), {"ids": ids}, drafted, 0.0)
+
+
+def answered(round_: int = 0, bs_s: float = 0.0, base_len: int | None = None) -> Packet[Any]:
+    verdict = Verdict(
+        session=1, round=round_, accepted=0, token=1, candidates=0, queried=0, batch_size=1, queue_s=0.0, verify_s=0.0,
+        judge_s=0.0, bs_s=bs_s, gap=0.0, base_len=base_len,
+    )  # fmt: skip
+    return Packet(verdict, {}, 1)
+
+
+async def test_a_base_station_asks_once_for_hidden_states_each_time_that_it_receives_the_window() -> None:
+    """Thousands of questions were answered in one turn of the event loop: 12.8 s of CPU with long windows."""
+    question = Packet(NeedHidden(session=1, round=0, count=1), {"positions": pack_positions([0], 2)}, 1)
+    box = Postbox(*[question] * 4000, answered())
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.ensure_future(others())
+    await exchanges_of(box).verdict(window_of(2))
+    beside.cancel()
+    assert [type(one) for one in box.sent] == [Draft, Hidden]
+    assert turns >= 4000
+
+
+@pytest.mark.parametrize("bs_s", [-86_400.0, 86_400.0])
+async def test_the_time_on_the_link_is_part_of_the_exchange_whatever_a_base_station_says(bs_s: float) -> None:
+    found = await exchanges_of(Postbox(answered(bs_s=bs_s))).verdict(window_of(0))
+    assert 0 <= found.link_s <= found.seconds < 5.0
+
+
+async def test_a_round_that_no_other_base_station_could_count_on_from_is_dropped() -> None:
+    box = Postbox(answered(2**32 - 1, base_len=3), answered(7, base_len=3))
+    found = await exchanges_of(box).listen(Draft(session=1, round=0, base_len=3))
+    assert found.verdict.round == 7
