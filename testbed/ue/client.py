@@ -26,7 +26,6 @@ HANDSHAKES = 3
 """RTT handshakes before a request, where its RTT is needed; the shortest counts."""
 SILENT_S = 5.0
 """Silence in real time after which a warning is logged."""
-
 MOST_WAITING = 4096
 """Capacity of a mailbox in messages; further messages are dropped, as if lost on the link."""
 MOST_WAITING_BYTES = 2**24
@@ -69,8 +68,7 @@ class Mailbox:
             asyncio.TimeoutError: none came in time.
         """
         if not self._packets:
-            loop = asyncio.get_running_loop()
-            self._arrival = arrival = loop.create_future()
+            self._arrival = arrival = (loop := asyncio.get_running_loop()).create_future()
             timer = loop.call_later(timeout_s, _expire, arrival)
             try:
                 await arrival

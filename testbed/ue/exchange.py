@@ -15,17 +15,17 @@ from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, asked_positions
 from testbed.protocols.messages import Busy, Draft, Fault, Hidden, NeedHidden, Opened, Resync, Verdict
 from testbed.ue.client import RESEND_S, Client
-from testbed.ue.records import RoundRecord
+from testbed.ue.records import RoundRecord, remaining
 from testbed.ue.windows.joining import JoiningWindow
 
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
 SLOWEST_BPS = 1e6
 """Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
+MOST_ROUND = 2**31
+"""Verdicts of later rounds are dropped: another BS has to count on from there."""
 SILENCE_S = 10.0
 """First wait for the next token of a BS that decodes alone before the session is opened again, if no token has come so
 far; doubled each time."""
-MOST_ROUND = 2**31
-"""Verdicts of later rounds are dropped: another BS has to count on from the round of this one."""
 PATIENCE = 4
 """The same wait afterwards, at least `RESEND_S`, relative to the longest time between tokens so far."""
 
@@ -128,7 +128,7 @@ class SessionExchanges:
             ProtocolError: the BS refuses.
         """
         start_s, reveal_s, down, unknown, number = self._clock.time(), 0.0, 0, 0, window.draft.round
-        questions = 1  # that the BS may ask: one each time that it receives the window
+        questions = 1  # that the BS may ask, whenever it receives the window
         window.draft, places = replace(window.draft, guess=None), (None, window.draft.base_len)
         if not window.known:
             await self.send(window)
@@ -139,8 +139,7 @@ class SessionExchanges:
                 await self.send(window)
                 questions, wait_s = questions + 1, 2 * wait_s
                 continue
-            message = packet.message
-            down += packet.size_bytes
+            message, down = packet.message, down + packet.size_bytes
             if isinstance(message, Verdict) and message.round == number and message.base_len in places:
                 self._unanswered = int(self.ahead is not None and self.ahead.known)
                 sent_s = start_s if window.sent_s is None else window.sent_s
@@ -157,8 +156,7 @@ class SessionExchanges:
             elif isinstance(message, Resync | Busy):
                 unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
                 await self._send_again(message, window, start_s)
-                questions = 1
-                wait_s = window.patience_s  # the BS answers: what is lost from now on need not wait for long
+                questions, wait_s = 1, window.patience_s  # the BS answers: what is lost now need not wait for long
 
     async def _send_again(self, message: Resync | Busy, window: OutgoingWindow, start_s: float) -> None:
         """Open the session again and send the window; one that was sent ahead is unknown to the BS now."""
@@ -280,7 +278,7 @@ def record_of(
     count, hidden_s = len(drafted.ids), max(0.0, begin_s - window.begin_s)
     paid = count + drafted.left_out
     half_s = exchange.link_s / 2
-    draft_s, up_s, queue_s, verify_s, judge_s, down_s = _after(
+    draft_s, up_s, queue_s, verify_s, judge_s, down_s = remaining(
         hidden_s, draft.draft_s, half_s, verdict.queue_s, verdict.verify_s, verdict.judge_s, half_s
     )
     known_s = draft_s + up_s + queue_s + verify_s + judge_s + down_s
@@ -294,13 +292,3 @@ def record_of(
         uplink_bytes=window.sent_bytes, downlink_bytes=exchange.downlink_bytes,
         begin_s=begin_s, sent_s=exchange.sent_s, verdict_s=exchange.sent_s + exchange.seconds, end_s=end_s,
     )  # fmt: skip
-
-
-def _after(hidden_s: float, *parts_s: float) -> list[float]:
-    """Durations that follow each other, without their first `hidden_s`."""
-    left = []
-    for part_s in parts_s:
-        cut_s = min(max(part_s, 0.0), hidden_s)
-        hidden_s -= cut_s
-        left.append(part_s - cut_s)
-    return left

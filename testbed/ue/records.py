@@ -93,3 +93,13 @@ class RequestRecord(msgspec.Struct, frozen=True):
     rounds: list[RoundRecord]
     clock_unix_s: float | None = None
     """Unix time at zero of the UE's monotonic clock; None: virtual time."""
+
+
+def remaining(hidden_s: float, *parts_s: float) -> list[float]:
+    """Durations that follow each other, without their first `hidden_s`."""
+    left = []
+    for part_s in parts_s:
+        cut_s = min(max(part_s, 0.0), hidden_s)
+        hidden_s -= cut_s
+        left.append(part_s - cut_s)
+    return left
