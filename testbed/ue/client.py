@@ -33,10 +33,7 @@ MOST_WAITING_BYTES = 2**24
 
 
 class Mailbox:
-    """Queue of a session's received messages, for one reader at a time.
-
-    A wait costs one future and one timer: there is one per round and UE, and virtual runs have hundreds of UEs.
-    """
+    """Queue of a session's received messages, for one reader at a time; a wait costs one future and one timer."""
 
     def __init__(self) -> None:
         self._packets: deque[Packet[Any]] = deque()
@@ -136,6 +133,7 @@ class Client:
     async def rtt_s(self, count: int = 5) -> list[float]:
         """Round-trip times of `count` successive handshakes."""
         times = []
+        self._drop_strays()
         for token in itertools.islice(self._pings, count):
             start_s = self.clock.time()
             packet = await self.ask(-1, Ping(token=token), functools.partial(_late, token=token))
@@ -149,6 +147,7 @@ class Client:
         greeting; empty: it can. Silence is logged as that of any wait.
         """
         token = next(self._pings)
+        self._drop_strays()
         try:
             await self.send(Ping(token=token, served=self.served))
             message = (await self._answer(-1, within_s, functools.partial(_late, token=token))).message
@@ -201,9 +200,8 @@ class Client:
             await self.send(message)
             with contextlib.suppress(LinkTimeout):
                 return await self._answer(session, wait_s, late)
-        raise LinkTimeout(
-            f"the BS did not answer within {self.timeout_s:g} s (is it running, and is the address right?)"
-        )
+        said = f"the BS did not answer within {self.timeout_s:g} s"
+        raise LinkTimeout(f"{said} (is it running, and is the address right?)")
 
     async def _answer(self, session: int, wait_s: float, late: Callable[[Message], bool]) -> Packet[Any]:
         """The first message that is not `late`, within `wait_s` in all."""
@@ -226,11 +224,8 @@ class Client:
     async def wait_out(self, busy: Busy, since_s: float) -> None:
         """Wait as long as a BS asks that refuses for now, at most until another one serves.
 
-        Args:
-            since_s: time from which the timeout counts.
-
         Raises:
-            LinkTimeout: the timeout comes before that.
+            LinkTimeout: the timeout, which counts from `since_s`, comes before that.
         """
         left_s = self.timeout_s - (self.clock.time() - since_s)
         try:
@@ -249,12 +244,17 @@ class Client:
         for session, mailbox in self._mail.items():
             if session >= 0 and mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
+        self._drop_strays()
         self._wake_waiting()
+
+    def _drop_strays(self) -> None:
+        """Drop messages without a session that came unasked, such as a Fault: they answer nothing asked later."""
+        if not self._mail[-1].awaited:
+            self._mail[-1] = Mailbox()
 
     def waits(self) -> list[float]:
         """Waiting times before each resend; their sum is the timeout."""
-        waits: list[float] = []
-        wait_s = min(RESEND_S, self.timeout_s)
+        waits, wait_s = list[float](), min(RESEND_S, self.timeout_s)
         while sum(waits) + wait_s < self.timeout_s:
             waits.append(wait_s)
             wait_s *= 2

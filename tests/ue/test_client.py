@@ -11,7 +11,7 @@ from testbed.channel.link import Received
 from testbed.clock import WallClock, within
 from testbed.errors import LinkError, LinkTimeout
 from testbed.protocols.codec import Packet, decode_uplink, encode
-from testbed.protocols.messages import VERSION, Ping, Pong, Welcome
+from testbed.protocols.messages import VERSION, Fault, Ping, Pong, Welcome
 from testbed.ue import client as client_module
 from testbed.ue.client import MOST_WAITING, MOST_WAITING_BYTES, Client, Mailbox
 
@@ -87,6 +87,24 @@ async def test_a_second_welcome_is_no_answer_to_a_handshake() -> None:
     client = Client(Twice(), WallClock(), first_session=0, timeout_s=5.0)
     await client.connect("", 1)
     assert len(await client.rtt_s(3)) == 3
+    await client.close()
+
+
+async def test_what_came_unasked_answers_no_later_question() -> None:
+    """Faults of a base station that was gone were taken for answers of the next one, for hours."""
+    link = Twice()
+    client = Client(link, WallClock(), first_session=0, timeout_s=5.0)
+    await client.connect("", 1)
+
+    async def flood() -> None:
+        for _ in range(40):
+            link.answer(Fault(session=-1, reason="x"))
+        await asyncio.sleep(0.05)
+
+    await flood()
+    assert len(await client.rtt_s(3)) == 3
+    await flood()
+    assert await client.trouble(5.0) == ""
     await client.close()
 
 
