@@ -89,12 +89,18 @@ class ZmqLink:
 
     Args:
         source: own IPv4 address to connect from; None: the system chooses.
+        waiting: number of received messages that wait, at most; then the peer has to.
     """
 
     def __init__(
-        self, address: str, identity: bytes, keys: ClientKeys | None = None, source: str | None = None
+        self,
+        address: str,
+        identity: bytes,
+        keys: ClientKeys | None = None,
+        source: str | None = None,
+        waiting: int = HIGH_WATER,
     ) -> None:
-        self.address, self.identity = check_address(address), identity
+        self.address, self.identity, self._waiting = check_address(address), identity, waiting
         self._way = address if source is None else f"tcp://{source}:0;{address.removeprefix('tcp://')}"
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keys = keys
@@ -120,7 +126,7 @@ class ZmqLink:
             self._socket.curve_serverkey = self._keys.server
             self._socket.curve_publickey, self._socket.curve_secretkey = self._keys.public, self._keys.secret
         for option, value in (
-            (zmq.LINGER, 0), (zmq.ROUTING_ID, self.identity), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, HIGH_WATER),
+            (zmq.LINGER, 0), (zmq.ROUTING_ID, self.identity), (zmq.SNDHWM, HIGH_WATER), (zmq.RCVHWM, self._waiting),
             (zmq.MAXMSGSIZE, ANSWER_BYTES), (zmq.IPV6, "[" in self.address),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)

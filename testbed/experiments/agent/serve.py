@@ -13,6 +13,7 @@ import logging
 import platform
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -58,8 +59,44 @@ LOG = logging.getLogger(__name__)
 THREADS = 2
 """Threads that read and write files: for uploads, and for results."""
 MOST_CHUNKS = 16
-"""Chunks of uploads that wait to be stored; further ones are dropped, and lab machines send them again."""
+"""Chunks of uploads that wait to be stored. A further one takes the place of the last one of the lab machine (key) that
+has the most, or is dropped if its own has as many. Lab machines send again what was dropped."""
 Reply = tuple[Message, dict[str, AnyArray]]
+
+
+class WaitingChunks:
+    """Chunks of uploads that wait to be stored; lab machines take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, deque[tuple[bytes, Packet[Any]]]] = {}
+        """By lab machine, the next one first; none is empty."""
+        self._some = asyncio.Event()
+
+    def put(self, owner: bytes, chunk: tuple[bytes, Packet[Any]]) -> None:
+        """Add a chunk with its sender, or drop one."""
+        own = self._waiting.get(owner, deque())
+        if sum(map(len, self._waiting.values())) >= MOST_CHUNKS:
+            most = max(self._waiting, key=lambda one: len(self._waiting[one]))
+            if len(own) >= len(self._waiting[most]):
+                return
+            self._waiting[most].pop()
+            if not self._waiting[most]:
+                del self._waiting[most]
+        own.append(chunk)
+        self._waiting.setdefault(owner, own)
+        self._some.set()
+
+    async def get(self) -> tuple[bytes, Packet[Any]]:
+        """Remove and return the oldest chunk of the lab machine whose turn it is."""
+        await self._some.wait()
+        owner, chunks = next(iter(self._waiting.items()))
+        del self._waiting[owner]
+        chunk = chunks.popleft()
+        if chunks:
+            self._waiting[owner] = chunks
+        if not self._waiting:
+            self._some.clear()
+        return chunk
 
 
 class AgentSetup(NamedTuple):
@@ -121,7 +158,7 @@ class Agent:
         self._files, self._orders = Files(setup.workdir), OrderStore(setup.workdir)
         self._files.expire()
         self.runner = OrderRunner(self._orders, self._arguments, say, threads)
-        self._chunks: asyncio.Queue[tuple[bytes, Packet[Any]]] = asyncio.Queue(MOST_CHUNKS)
+        self._chunks = WaitingChunks()
 
     async def listen(self, link: ZmqServerLink) -> None:
         """Answer messages, for ever; chunks of uploads are left to `store`."""
@@ -134,16 +171,20 @@ class Agent:
                 continue
             if not isinstance(packet.message, Put):
                 await link.send(peer, encode(*self._reply(packet)))
-            elif not self._chunks.full():
-                self._chunks.put_nowait((peer, packet))
+            else:
+                self._chunks.put(self._owner(link, peer), (peer, packet))
 
     async def store(self, link: ZmqServerLink) -> None:
         """Store chunks of uploads until cancelled, in a thread: a file that exists may have to be hashed."""
         while True:
             peer, packet = await self._chunks.get()
-            owner = link.owner(peer) if self._setup.keys else b""
+            owner = self._owner(link, peer)
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._reply, packet, owner)
             await link.send(peer, encode(*reply))
+
+    def _owner(self, link: ZmqServerLink, peer: bytes) -> bytes:
+        """The lab machine (key) of a connection; empty without keys."""
+        return link.owner(peer) if self._setup.keys else b""
 
     def _reply(self, packet: Packet[Any], owner: bytes = b"") -> Reply:
         try:

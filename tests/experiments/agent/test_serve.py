@@ -21,7 +21,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.agent import files as agent_files
 from testbed.experiments.agent.files import FILES, Files, part_of
-from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
+from testbed.experiments.agent.serve import MOST_CHUNKS, Agent, AgentSetup, WaitingChunks, run_agent
 from testbed.experiments.agent.stored_orders import OrderStore, chunk_of, result_files, state_of
 from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, carry_out, check_digests, resolve_files
 from testbed.protocols.codec import Packet, encode
@@ -403,3 +403,30 @@ def test_an_agent_needs_keys_beyond_this_machine_and_a_folder_of_its_own(tmp_pat
     (tmp_path / "file").touch()
     on_file = AgentSetup("tcp://127.0.0.1:*", tmp_path / "file")
     refuse(lambda: run_agent(on_file, lambda _: None, lambda _: None), BadInput, "cannot create")
+
+
+async def test_chunks_of_one_lab_machine_leave_others_their_turn() -> None:
+    """A flood of one filled the queue, and what others sent was dropped for more than their timeout."""
+    chunks = WaitingChunks()
+
+    def send(owner: bytes, count: int) -> None:
+        for number in range(count):
+            chunks.put(owner, (owner, Packet(Ask(id=str(number)), {}, 1)))
+
+    async def taken(count: int) -> list[tuple[bytes, str]]:
+        return [(peer, packet.message.id) for peer, packet in [await chunks.get() for _ in range(count)]]
+
+    send(b"flood", 1000)
+    send(b"honest", 1)
+    assert await taken(3) == [(b"flood", "0"), (b"honest", "0"), (b"flood", "1")]
+    send(b"flood", 1000)
+    send(b"honest", 3)
+    order = await taken(6)
+    assert [owner for owner, _ in order] == [b"flood", b"honest"] * 3
+    assert [number for owner, number in order if owner == b"honest"] == ["0", "1", "2"]
+    for number in range(2 * MOST_CHUNKS):
+        send(b"%d" % number, 1)
+    left = [await asyncio.wait_for(chunks.get(), 1.0) for _ in range(MOST_CHUNKS)]
+    assert len({owner for owner, _ in left}) > MOST_CHUNKS // 2
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(chunks.get(), 0.05)

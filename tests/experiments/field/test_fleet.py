@@ -168,6 +168,23 @@ def test_a_false_file_is_the_agents_fault(tmp_path: Path) -> None:
         agent.close()
 
 
+def test_results_byte_by_byte_are_the_agents_fault(tmp_path: Path) -> None:
+    """Fetching them took weeks, and held up the other agents."""
+
+    def chunk(get: Any) -> tuple[Any, dict[str, Any]]:
+        return Chunk(id=get.id, name=get.name, offset=get.offset), {DATA: np.zeros(1, np.uint8)}
+
+    agent = SocketAgent({"Get": chunk})
+    done = State(id="x", state="done", files=(File("summary.json", 5_000_000, "0" * 32),))
+    try:
+        connection = AgentConnection(agent.address, None)
+        refuse(lambda: connection.fetch(done, tmp_path), AgentError, "invalid chunk")
+        connection.close()
+    finally:
+        agent.close()
+    assert agent.asked.count("Get") == 1
+
+
 def test_what_an_agent_says_is_a_short_line() -> None:
     assert one_line("a\nb\u202ec\x1b[0m" + "x" * 1000).startswith("a b c [0mx")
     assert len(one_line("x" * 1000)) == 300

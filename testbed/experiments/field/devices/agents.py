@@ -61,6 +61,8 @@ GREETINGS = 8
 """Number of handshakes to estimate the clock offset."""
 RESTARTS = 3
 """Number of times that an upload may begin again, at most: an agent discards a file whose digest differs."""
+MOST_ANSWERS = 8
+"""Messages of an agent that may wait: it is asked one thing at a time, and not for seconds while an order runs."""
 MOST_SAID = 300
 """Maximum number of characters of an agent's text."""
 R = TypeVar("R", bound=Message)
@@ -221,7 +223,7 @@ class AgentConnection:
 
         packet = self._ask(Get(id=name, name=file.name, offset=offset), Chunk, same)
         data = packet.arrays.get(DATA)
-        if data is None or data.dtype != np.uint8 or not 0 < data.size <= min(MAX_CHUNK_BYTES, file.size - offset):
+        if data is None or data.dtype != np.uint8 or data.size != min(MAX_CHUNK_BYTES, file.size - offset):
             raise ProtocolError(f"{file.name} of order {name}: invalid chunk")
         return data.tobytes()
 
@@ -281,7 +283,7 @@ def one_line(text: str) -> str:
 
 
 async def _link(address: str, keys: Any) -> ZmqLink:
-    return ZmqLink(address, new_identity(), keys)
+    return ZmqLink(address, new_identity(), keys, waiting=MOST_ANSWERS)
 
 
 def probe_order(name: str, what: Probing) -> Order:
