@@ -69,7 +69,7 @@ class WaitingChunks:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, deque[tuple[bytes, Packet[Any]]]] = {}
-        """By lab machine, the next one first; none is empty."""
+        """Chunks of each lab machine that has any, in the order of their turns."""
         self._some = asyncio.Event()
 
     def put(self, owner: bytes, chunk: tuple[bytes, Packet[Any]]) -> None:

@@ -74,10 +74,7 @@ class LoadConfig(VirtualLoadConfig, frozen=True, kw_only=True):
         Raises:
             BadInput: there is one.
         """
-        if self.kind == "virtual":
-            self.refuse_unused(REAL, "in virtual time")
-        else:
-            self.refuse_unused(VirtualLoadConfig.__struct_fields__, "on a real base station")
+        self.check_used(self.kind, REAL, VirtualLoadConfig.__struct_fields__)
 
     @property
     def series(self) -> list[tuple[int, float | None]]:

@@ -48,15 +48,17 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
     prompt: Annotated[tuple[int, int], option("Range of prompt lengths, uniform.", unit="tokens")] = (50, 250)
     response: Annotated[tuple[int, int], option("Range of response lengths, uniform.", unit="tokens")] = (32, 64)
 
-    def refuse_unused(self, names: Iterable[str], where: str) -> None:
+    def check_used(self, kind: str, real: Iterable[str], virtual: Iterable[str]) -> None:
         """Refuse options that have no effect.
 
         Args:
-            names: options that must have their default values.
+            kind: `virtual` or `real`.
+            real, virtual: options that only act with a real base station, and only in virtual time.
 
         Raises:
-            BadInput: one has another value.
+            BadInput: one that does not act has another value than its default.
         """
+        names, where = (real, "in virtual time") if kind == "virtual" else (virtual, "with a real base station")
         defaults = type(self)()
         for name in names:
             if getattr(self, name) != getattr(defaults, name):

@@ -118,10 +118,10 @@ def test_loads_at_which_requests_piled_up_are_left_out(here: Path) -> None:
         ("measure --virtual --max-tokens 9", "--max-tokens has no effect in virtual time"),
         ("measure --virtual --dataset no.jsonl", "--dataset has no effect in virtual time"),
         ("measure --virtual --pace no.json", "--pace has no effect in virtual time"),
-        ("measure --network-ms 3", "--network-ms has no effect on a real base station"),
+        ("measure --network-ms 3", "--network-ms has no effect with a real base station"),
         ("ramp --max-tokens 7", "--max-tokens has no effect in virtual time"),
-        ("ramp --real --learn-from 3", "--learn-from has no effect with --real"),
-        ("ramp --real --mixed 0.5", "--mixed has no effect with --real"),
+        ("ramp --real --learn-from 3", "--learn-from has no effect with a real base station"),
+        ("ramp --real --mixed 0.5", "--mixed has no effect with a real base station"),
     ],
 )
 def test_options_without_effect_are_refused(line: str, said: str, here: Path) -> None:

@@ -101,11 +101,8 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
         Raises:
             BadInput: there is one.
         """
-        if self.kind == "virtual":
-            self.refuse_unused(REAL, "in virtual time")
-        else:
-            virtual = [name for name in VirtualLoadConfig.__struct_fields__ if name != "ues"]
-            self.refuse_unused([*virtual, "learn_from"], "with --real")
+        virtual = [name for name in VirtualLoadConfig.__struct_fields__ if name != "ues"]
+        self.check_used(self.kind, REAL, [*virtual, "learn_from"])
 
     @property
     def policies(self) -> list[str]:
