@@ -6,12 +6,14 @@ import hashlib
 import shutil
 import time
 from collections import Counter
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from testbed.errors import BadInput
+from testbed.experiments.agent.owners import FileOwners, check_room, owner_name
 from testbed.protocols.codec import AnyArray
 from testbed.protocols.orders import MAX_CHUNK_BYTES, MAX_FILES, Put, Stored, check_name, digest_of, hash_of
 
@@ -48,7 +50,10 @@ class Files:
         """Identity (inode, size, time of change) and digest of complete files."""
         for folder in (self._root, self._parts):
             folder.mkdir(parents=True, exist_ok=True)
-        self._count = sum(path.is_file() for path in self._root.rglob("*"))
+
+    @cached_property
+    def _owners(self) -> FileOwners:
+        return FileOwners(self._root)
 
     def expire(self, coming: str | None = None, needed: int = 0) -> None:
         """Delete unfinished uploads that nobody continues, the least recently continued first.
@@ -98,14 +103,14 @@ class Files:
             return Stored(name=message.name, size=message.total)
         there = part.stat().st_size if part.exists() else 0
         if there and there == message.total:  # received, but not in its place when the agent ended
-            self._finish(message, part, path)
+            self._finish(message, part, path, owner)
             return Stored(name=message.name, size=there)
         if there != message.offset or (not len(data) and message.total):
             return Stored(name=message.name, size=min(there, message.total))
         if there + len(data) > message.total:
             raise BadInput(f"{message.name} is longer than the announced {message.total} bytes")
-        if self._count >= MAX_FILES and not path.exists():
-            raise BadInput(f"the agent already stores {MAX_FILES} files; delete some from {self._root}")
+        if not path.exists():
+            check_room(self._owners.held, owner_name(owner), MAX_FILES, "files")
         needed = message.total - there + SPARE_BYTES
         if not there:
             self.expire(part.name, needed)
@@ -113,7 +118,7 @@ class Files:
             raise BadInput(f"not enough disk space for {message.name}: {message.total} bytes")
         self._append(message, part, data.tobytes(), there)
         if there + len(data) == message.total:
-            self._finish(message, part, path)
+            self._finish(message, part, path, owner)
         return Stored(name=message.name, size=there + len(data))
 
     def _append(self, message: Put, part: Path, data: bytes, there: int) -> None:
@@ -126,15 +131,14 @@ class Files:
         known.hash.update(data)
         self._hashes[part.name] = _Part(known.hash, there + len(data))
 
-    def _finish(self, message: Put, part: Path, path: Path) -> None:
+    def _finish(self, message: Put, part: Path, path: Path, owner: bytes) -> None:
         known = self._hashes.pop(part.name, None)
         if (digest_of(part) if known is None else known.hash.hexdigest()) != message.digest:
             part.unlink()
             raise BadInput(f"{message.name} was corrupted in transfer; upload it again")
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
+        self._owners.set(message.name, owner_name(owner))
         part.replace(path)
-        self._count += new
         self._digests[path] = (_identity_of(path), message.digest)
 
     def _digest(self, path: Path) -> str:
@@ -152,7 +156,7 @@ def part_of(message: Put, owner: bytes = b"") -> str:
     """
     text = f"{message.name}\n{message.digest}\n{message.total}"
     found = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"{hashlib.blake2b(owner, digest_size=8).hexdigest()}.{found}" if owner else found
+    return f"{owner_name(owner)}.{found}" if owner else found
 
 
 def _owner_of(part: str) -> str:

@@ -25,7 +25,7 @@ RETRY_S = 1.0
 
 
 class OrderRunner:
-    """Carries out stored orders, each in a process of its own.
+    """Carries out stored orders, each in a process of its own; lab machines (keys) take turns.
 
     Args:
         arguments: command line of the process of an order, by its id.
@@ -48,6 +48,8 @@ class OrderRunner:
         self._child: asyncio.Task[tuple[int, str]] | None = None
         """The running order's process."""
         self._wake, self._unsaved = asyncio.Event(), asyncio.Event()
+        self._turns: dict[str, int] = {}
+        """When each lab machine's last order began, as a count of orders."""
 
     def wake(self) -> None:
         """Look at the waiting orders again: there is a new one."""
@@ -67,11 +69,13 @@ class OrderRunner:
         return sum((kept.ended or {})["note"] == CANCELLED for kept in found)
 
     async def work(self) -> None:
-        """Carry out waiting orders, oldest first, for ever."""
+        """Carry out waiting orders, the oldest of each lab machine first, for ever."""
         while True:
             waits_s = {kept: _wait_s(kept) for kept in self._orders.waiting()}
-            if due := next((kept for kept, wait_s in waits_s.items() if not wait_s), None):
-                await self._carry_out(due)
+            if due := [kept for kept, wait_s in waits_s.items() if not wait_s]:
+                first = min(due, key=lambda kept: self._turns.get(kept.owner, 0))
+                self._turns[first.owner] = max(self._turns.values(), default=0) + 1
+                await self._carry_out(first)
                 continue
             self._wake.clear()
             with contextlib.suppress(asyncio.TimeoutError):

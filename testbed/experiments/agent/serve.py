@@ -25,6 +25,7 @@ from testbed.channel.keys import load_server
 from testbed.channel.server_link import ZmqServerLink
 from testbed.errors import BadInput, ProtocolError, TestbedError
 from testbed.experiments.agent.files import Files, free_bytes
+from testbed.experiments.agent.owners import owner_name
 from testbed.experiments.agent.runner import OrderRunner
 from testbed.experiments.agent.stored_orders import OrderStore, chunk_of, state_of
 from testbed.experiments.agent.work import check_reach, resolve_files
@@ -170,7 +171,7 @@ class Agent:
                 await link.send(peer, encode(_refusal(exc)))
                 continue
             if not isinstance(packet.message, Put):
-                await link.send(peer, encode(*self._reply(packet)))
+                await link.send(peer, encode(*self._reply(packet, self._owner(link, peer))))
             else:
                 self._chunks.put(self._owner(link, peer), (peer, packet))
 
@@ -211,7 +212,7 @@ class Agent:
                 raise BadInput(f"a chunk must come in exactly one array, {DATA}")
             return self._files.put(message, arrays[DATA], owner), {}
         if isinstance(message, Order):
-            return self._take(message), {}
+            return self._take(message, owner), {}
         if isinstance(message, Cancel):
             return Cancelled(prefix=message.prefix, count=self.runner.cancel(message.prefix)), {}
         kept = self._orders.get(message.id)
@@ -232,13 +233,13 @@ class Agent:
             free_bytes=free_bytes(self._setup.workdir), waiting=len(self._orders.waiting()),
         )  # fmt: skip
 
-    def _take(self, order: Order) -> State:
+    def _take(self, order: Order, owner: bytes) -> State:
         """Accept an order; a failed one is retried."""
         if isinstance(order.what, Running):
             resolve_files(order.what.config, self._files)
         else:
             check_reach(order.what.bs)
-        kept = self._orders.add(order)
+        kept = self._orders.add(order, owner_name(owner))
         ended = kept.ended
         if ended is not None and ended["state"] == "failed":
             kept.reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 
 from testbed.errors import BadInput, TestbedError
+from testbed.experiments.agent.owners import check_room
 from testbed.files import whole_file
 from testbed.protocols.codec import AnyArray, encode
 from testbed.protocols.orders import (
@@ -30,13 +32,14 @@ from testbed.protocols.orders import (
 )
 
 ORDERS = "orders"
-ORDER, STATE, CRASHES, RESULT = "order", "state.json", "crashes", "result"
+ORDER, OWNER, STATE, CRASHES, RESULT = "order", "owner", "state.json", "crashes", "result"
 
 
 class StoredOrder:
     """An order on disk with its outcome.
 
     Attributes:
+        owner: the lab machine that gave it (`owner_name`); empty without keys.
         arrived_ns: date of its arrival.
         ended: the final state document, as of the last `end` or `reset`; None: not finished.
         saved: whether that is on disk.
@@ -45,6 +48,9 @@ class StoredOrder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.order: Order = decode_order([(folder / ORDER).read_bytes()]).message
+        self.owner = ""
+        with contextlib.suppress(OSError):  # given without keys
+            self.owner = (folder / OWNER).read_text(encoding="ascii", errors="replace")
         self.arrived_ns = (folder / ORDER).stat().st_mtime_ns
         self.ended: dict[str, Any] | None = None
         self.saved, self._crashes = True, 0
@@ -115,22 +121,28 @@ class OrderStore:
         """The order with this id; None: unknown."""
         return self._kept.get(name)
 
-    def add(self, order: Order) -> StoredOrder:
+    def add(self, order: Order, owner: str = "") -> StoredOrder:
         """Store an order; storing the same one again changes nothing.
 
+        Args:
+            owner: the lab machine that gives it.
+
         Raises:
-            BadInput: a different order has this id, or too many orders are stored.
+            BadInput: a different order has this id, or too many orders are stored (`check_room`).
             TestbedError, OSError: it cannot be written, or read again.
         """
         if (there := self._kept.get(order.id)) is not None:
             if _identity(there.order) != _identity(order):
                 raise BadInput(f"order {order.id} exists with different content")
             return there
-        if len(self._kept) >= MAX_ORDERS:
-            raise BadInput(f"the agent already stores {MAX_ORDERS} orders; collect and drop some")
+        check_room(Counter(kept.owner for kept in self._kept.values()), owner, MAX_ORDERS, "orders")
         folder = self._root / order.id
         folder.mkdir(exist_ok=True)
         try:
+            (folder / OWNER).unlink(missing_ok=True)
+            if owner:
+                with whole_file(folder / OWNER) as part:
+                    part.write_text(owner, encoding="ascii")
             with whole_file(folder / ORDER) as part:
                 part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
             self._kept[order.id] = StoredOrder(folder)

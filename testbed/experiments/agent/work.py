@@ -35,14 +35,16 @@ ALLOWED = (
 """Fields that an order may set freely, since they name nothing on this machine."""
 CHECKED = ("csi", "pad", "power")
 CSI = ("none", "passive", "link")
+MOST_TIMEOUT_S = 86_400
+"""Longest wait for an answer of a base station: other orders wait meanwhile."""
 
 
 def resolve_files(config: RunConfig, files: Files) -> RunConfig:
     """Validate an order's configuration and replace file names by paths.
 
     Raises:
-        BadInput: a field that orders may not set, a file that was not uploaded, or a channel state or profile that
-            would be read from elsewhere.
+        BadInput: a field that orders may not set, a file that was not uploaded, a channel state or profile that would
+            be read from elsewhere, or too long a wait for answers.
     """
     default = RunConfig()
     given = {name: getattr(config, name) for name in config.__struct_fields__}
@@ -52,6 +54,8 @@ def resolve_files(config: RunConfig, files: Files) -> RunConfig:
     check_reach(config.bs)
     if config.csi not in CSI:
         raise BadInput(f"an order may not use channel state {config.csi!r}; known: {', '.join(CSI)}")
+    if config.timeout_s > MOST_TIMEOUT_S:
+        raise BadInput(f"an order may not wait longer than {MOST_TIMEOUT_S} s for an answer")
     if config.pad is not None and config.pad not in names("profiles"):
         raise BadInput(f"unknown profile {config.pad!r}; known: {', '.join(names('profiles'))}")
     if config.power is not None and not set(config.power.split(",")) <= {AUTO, NONE, *SOURCES}:

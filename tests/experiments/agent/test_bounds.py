@@ -18,6 +18,7 @@ from testbed.errors import BadInput, TestbedError
 from testbed.experiments.agent import files as agent_files
 from testbed.experiments.agent import stored_orders
 from testbed.experiments.agent.files import IDLE_PART_S, MOST_PARTS, PART_S, PARTS, SPARE_BYTES, Files
+from testbed.experiments.agent.owners import owner_name
 from testbed.experiments.agent.runner import MOST_WAIT_S, OrderRunner
 from testbed.experiments.agent.serve import Agent, AgentSetup, run_agent
 from testbed.experiments.agent.stored_orders import StoredOrder
@@ -26,11 +27,11 @@ from testbed.tasks import cancel
 from tests.support.refusals import refuse
 
 
-def upload(files: Files, number: int, begin: int = 0, end: int = 60) -> int:
+def upload(files: Files, number: int, begin: int = 0, end: int = 60, owner: bytes = b"") -> int:
     """Send a piece of the file of 100 bytes of a number; returns the stored size."""
     data = bytes([number]) * 100
     message = Put(name=f"f{number}", offset=begin, total=100, digest=hashlib.blake2b(data, digest_size=16).hexdigest())
-    return files.put(message, np.frombuffer(data[begin:end], np.uint8)).size
+    return files.put(message, np.frombuffer(data[begin:end], np.uint8), owner).size
 
 
 def parts(workdir: Path) -> list[Path]:
@@ -116,13 +117,43 @@ def test_uploaded_files_are_bounded_in_number(tmp_path: Path, monkeypatch: pytes
     for number in range(3):
         assert upload(agent, number, 0, 100) == 100
     for again in (agent, Files(tmp_path)):
-        refuse(lambda: upload(again, 3, 0, 100), BadInput, "already stores 3 files")  # noqa: B023
+        refuse(lambda: upload(again, 3, 0, 100), BadInput, "already keeps 3 files")  # noqa: B023
         assert upload(again, 2, 0, 100) == 100
         changed = Put(name="f1", offset=0, total=1, digest=hashlib.blake2b(b"x", digest_size=16).hexdigest())
         assert again.put(changed, np.frombuffer(b"x", np.uint8)).size == 1  # in place of another
         assert upload(again, 1, 0, 100) == 100
     (tmp_path / agent_files.FILES / "f0").unlink()
     assert upload(Files(tmp_path), 3, 0, 100) == 100
+
+
+def test_one_lab_machine_leaves_room_for_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_files, "MAX_FILES", 8)
+    agent = Files(tmp_path)
+    for number in range(4):
+        assert upload(agent, number, 0, 100, b"a") == 100
+    for again in (agent, Files(tmp_path)):
+        words = "4 files of this lab machine and 0 of others: each may keep half of what the others leave of 8"
+        refuse(lambda: upload(again, 4, 0, 100, b"a"), BadInput, words)  # noqa: B023
+        assert upload(again, 3, 0, 100, b"a") == 100
+    for number in (4, 5):
+        assert upload(again, number, 0, 100, b"b") == 100
+    refuse(lambda: upload(again, 6, 0, 100, b"b"), BadInput, "2 files of this lab machine and 4 of others")
+    assert upload(again, 6, 0, 100, b"c") == 100
+    changed = Put(name="f0", offset=0, total=1, digest=hashlib.blake2b(b"x", digest_size=16).hexdigest())
+    assert again.put(changed, np.frombuffer(b"x", np.uint8), b"c").size == 1  # in place of one of the first machine
+    last = Files(tmp_path)
+    assert last._owners.held == again._owners.held and sorted(last._owners.held.values()) == [2, 2, 3]
+
+
+def test_one_lab_machine_leaves_room_for_orders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_orders, "MAX_ORDERS", 4)
+    agent = Agent(AgentSetup("", tmp_path), lambda _: None)
+    for name in ("a", "b"):
+        agent.answer(order(name, 3600), {}, b"one")
+    for again in (agent, Agent(AgentSetup("", tmp_path), lambda _: None)):
+        refuse(lambda: again.answer(order("c", 3600), {}, b"one"), BadInput, "2 orders of this lab machine")  # noqa: B023
+    again.answer(order("c", 3600), {}, b"two")
+    assert [kept.owner for kept in again._orders.named("c")] == [owner_name(b"two")]
 
 
 def order(name: str, in_s: float) -> Order:
@@ -179,6 +210,14 @@ async def test_orders_begin_at_their_times(tmp_path: Path, monkeypatch: pytest.M
         assert names == ["now", "reboot", "first", "second"]
         assert [kept.order.id for kept in agent._orders.waiting()] == ["far"]
         assert len(looks) < 20
+
+
+async def test_lab_machines_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with working(tmp_path, monkeypatch) as (agent, begun, _):
+        for owner, names in ((b"one", "abcd"), (b"two", "xy")):
+            for name in names:
+                agent.answer(order(name, -1), {}, owner)
+        assert [await asyncio.wait_for(begun.get(), 30) for _ in range(6)] == list("axbycd")
 
 
 def test_orders_keep_the_sequence_of_their_arrival(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_no_file_is_stored_below_or_in_place_of_another(tmp_path: Path) -> None:
     for name in ("a/b", "a/b/c", "d"):
         for _ in range(3):
             refuse(lambda name=name: put(files, name, b"other"), BadInput, f"{name} cannot be stored")  # type: ignore[misc]
-    assert files._count == 2 and files.path("a").read_bytes() == b"file"
+    assert files._owners.held == {"": 2} and files.path("a").read_bytes() == b"file"
     assert files.path("d/e").read_bytes() == b"below" and not list((tmp_path / "parts").iterdir())
 
 
@@ -108,7 +108,7 @@ def test_an_upload_that_was_received_but_not_put_in_its_place_is_stored_after_a_
     assert put(files, "a", data) == [len(data)] and files.path("a").read_bytes() == data
     (tmp_path / "parts" / part_of(Put(name="b", offset=0, total=4, digest=sent[1]))).write_bytes(b"torn")
     refuse(lambda: put(files, "b", b"sent"), BadInput, "corrupted in transfer")
-    assert put(files, "b", b"sent") == [4] and files._count == 2
+    assert put(files, "b", b"sent") == [4] and files._owners.held == {"": 2}
 
 
 @pytest.mark.parametrize("change", [{"name": "w.bin"}, {"total": 5}, {"name": "w.bin", "total": 5}])
@@ -179,6 +179,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
         ({"csi": "/etc/passwd"}, "an order may not use channel state"),
         ({"csi": "trace=x"}, "an order may not use channel state"),
         ({"pad": "/etc/passwd"}, "unknown profile"),
+        ({"timeout_s": 86_401.0}, "an order may not wait longer than 86400 s"),
         ({"power": "/etc/passwd"}, "unknown power source"),
         ({"dataset": "hf:gsm8k"}, "bad file name"),
         ({"dataset": "/etc/passwd"}, "bad file name"),
