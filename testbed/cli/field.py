@@ -290,7 +290,7 @@ def _devices(log: FieldLog) -> DeviceOf:
 
     def device_of(place: Place) -> Any:
         if place.ue is not None:
-            return contextlib.closing(agent_device(log.plan, place, note))
+            return contextlib.closing(agent_device(log.plan, place, note, log.run))
         return contextlib.closing(LocalDevice(log.plan.keys, log.plan.settle_s, note))
 
     return device_of

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import httpx
 
 from testbed.config import RunConfig
-from testbed.experiments.field.devices.agents import AgentConnection, run_order
+from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.results.files import read_requests
-from testbed.protocols.orders import Order, Running, State
+from testbed.protocols.orders import Order, Running, State, order_id
 from tests.faults.hosts import PAUSE_S, stopped
 from tests.faults.limits import recovered, watch_all
 from tests.faults.outcome import Outcome, compare, counted
@@ -210,7 +210,7 @@ def an_order(name: str, found: Site) -> Order:
         bs=found.postman.address, methods=METHODS, limit=4, max_tokens=64, threads=1, warmup=0, gate=False,
         timeout_s=150.0,
     )  # fmt: skip
-    return run_order(name, Running(config))
+    return Order(id=order_id(name, config={}), what=Running(config))
 
 
 async def agent_once(found: Site, pid: int, lab: Lab, order: Order, dice: random.Random) -> float | None:

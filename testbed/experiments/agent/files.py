@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from testbed.errors import BadInput
-from testbed.experiments.agent.owners import FileOwners, check_room, owner_name
+from testbed.experiments.agent.owners import check_room, owner_name
 from testbed.protocols.codec import AnyArray
 from testbed.protocols.orders import MAX_CHUNK_BYTES, MAX_FILES, Put, Stored, check_name, digest_of, hash_of
 
@@ -38,8 +38,9 @@ class _Part(NamedTuple):
 class Files:
     """Uploaded files by name; a file becomes visible when it is complete and its digest matches.
 
-    Every byte is hashed once while it arrives. Files that are older than this process are hashed when they are first
-    asked for, which takes as long as reading them: call `put` from a thread, one call at a time.
+    Each lab machine (key) has files of its own, so that none can replace, hide or add to those of another one. Every
+    byte is hashed once while it arrives. Files that are older than this process are hashed when they are first asked
+    for, which takes as long as reading them: call `put` from a thread, one call at a time.
     """
 
     def __init__(self, workdir: Path) -> None:
@@ -51,9 +52,15 @@ class Files:
         for folder in (self._root, self._parts):
             folder.mkdir(parents=True, exist_ok=True)
 
+    def folder(self, owner: str) -> Path:
+        """Directory of the files of a lab machine (`owner_name`), whose name no file can have."""
+        return self._root / f".{owner}" if owner else self._root
+
     @cached_property
-    def _owners(self) -> FileOwners:
-        return FileOwners(self._root)
+    def _held(self) -> Counter[str]:
+        """Number of files of each lab machine."""
+        found = (path.relative_to(self._root).parts[0] for path in self._root.rglob("*") if path.is_file())
+        return Counter(first[1:] if first.startswith(".") else "" for first in found)
 
     def expire(self, coming: str | None = None, needed: int = 0) -> None:
         """Delete unfinished uploads that nobody continues, the least recently continued first.
@@ -74,13 +81,13 @@ class Files:
                 self._hashes.pop(part.name, None)
                 held[owner] -= 1
 
-    def path(self, name: str) -> Path:
-        """Path of an uploaded file or folder.
+    def path(self, name: str, owner: str = "") -> Path:
+        """Path of an uploaded file or folder of a lab machine.
 
         Raises:
             BadInput: no such file.
         """
-        path = self._root / check_name(name)
+        path = self.folder(owner) / check_name(name)
         if not path.exists() or path.is_symlink():
             raise BadInput(f"the agent has no file {name!r}; upload it with testbed field deploy")
         return path
@@ -96,21 +103,22 @@ class Files:
         """
         if data.dtype != np.uint8 or data.ndim != 1 or len(data) > MAX_CHUNK_BYTES:
             raise BadInput(f"a chunk must be u1 [n] with n up to {MAX_CHUNK_BYTES}")
-        path, part = self._root / message.name, self._parts / part_of(message, owner)
+        name = owner_name(owner)
+        path, part = self.folder(name) / message.name, self._parts / part_of(message, owner)
         if path.is_dir() or any(parent.is_file() for parent in path.parents):
             raise BadInput(f"{message.name} cannot be stored: a file and a folder would have the same name")
         if path.is_file() and path.stat().st_size == message.total and self._digest(path) == message.digest:
             return Stored(name=message.name, size=message.total)
         there = part.stat().st_size if part.exists() else 0
         if there and there == message.total:  # received, but not in its place when the agent ended
-            self._finish(message, part, path, owner)
+            self._finish(message, part, path, name)
             return Stored(name=message.name, size=there)
         if there != message.offset or (not len(data) and message.total):
             return Stored(name=message.name, size=min(there, message.total))
         if there + len(data) > message.total:
             raise BadInput(f"{message.name} is longer than the announced {message.total} bytes")
         if not path.exists():
-            check_room(self._owners.held, owner_name(owner), MAX_FILES, "files")
+            check_room(self._held, name, MAX_FILES, "files")
         needed = message.total - there + SPARE_BYTES
         if not there:
             self.expire(part.name, needed)
@@ -118,7 +126,7 @@ class Files:
             raise BadInput(f"not enough disk space for {message.name}: {message.total} bytes")
         self._append(message, part, data.tobytes(), there)
         if there + len(data) == message.total:
-            self._finish(message, part, path, owner)
+            self._finish(message, part, path, name)
         return Stored(name=message.name, size=there + len(data))
 
     def _append(self, message: Put, part: Path, data: bytes, there: int) -> None:
@@ -131,14 +139,15 @@ class Files:
         known.hash.update(data)
         self._hashes[part.name] = _Part(known.hash, there + len(data))
 
-    def _finish(self, message: Put, part: Path, path: Path, owner: bytes) -> None:
+    def _finish(self, message: Put, part: Path, path: Path, owner: str) -> None:
         known = self._hashes.pop(part.name, None)
         if (digest_of(part) if known is None else known.hash.hexdigest()) != message.digest:
             part.unlink()
             raise BadInput(f"{message.name} was corrupted in transfer; upload it again")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._owners.set(message.name, owner_name(owner))
+        held, new = self._held, not path.exists()
         part.replace(path)
+        held[owner] += new
         self._digests[path] = (_identity_of(path), message.digest)
 
     def _digest(self, path: Path) -> str:

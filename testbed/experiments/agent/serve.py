@@ -212,7 +212,7 @@ class Agent:
                 raise BadInput(f"a chunk must come in exactly one array, {DATA}")
             return self._files.put(message, arrays[DATA], owner), {}
         if isinstance(message, Order):
-            return self._take(message, owner), {}
+            return self._take(message, owner_name(owner)), {}
         if isinstance(message, Cancel):
             return Cancelled(prefix=message.prefix, count=self.runner.cancel(message.prefix)), {}
         kept = self._orders.get(message.id)
@@ -233,13 +233,13 @@ class Agent:
             free_bytes=free_bytes(self._setup.workdir), waiting=len(self._orders.waiting()),
         )  # fmt: skip
 
-    def _take(self, order: Order, owner: bytes) -> State:
+    def _take(self, order: Order, owner: str) -> State:
         """Accept an order; a failed one is retried."""
         if isinstance(order.what, Running):
-            resolve_files(order.what.config, self._files)
+            resolve_files(order.what.config, self._files, owner)
         else:
             check_reach(order.what.bs)
-        kept = self._orders.add(order, owner_name(owner))
+        kept = self._orders.add(order, owner)
         ended = kept.ended
         if ended is not None and ended["state"] == "failed":
             kept.reset()

@@ -8,7 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -52,10 +52,8 @@ class StoredOrder:
         with contextlib.suppress(OSError):  # given without keys
             self.owner = (folder / OWNER).read_text(encoding="ascii", errors="replace")
         self.arrived_ns = (folder / ORDER).stat().st_mtime_ns
-        self.ended: dict[str, Any] | None = None
+        self.ended = _end_of(folder)
         self.saved, self._crashes = True, 0
-        with contextlib.suppress(OSError, ValueError):
-            self.ended = json.loads((folder / STATE).read_text(encoding="utf-8"))
         with contextlib.suppress(OSError, ValueError):
             self._crashes = int((folder / CRASHES).read_text())
 
@@ -104,6 +102,17 @@ class StoredOrder:
         self.ended, self.saved, self._crashes = None, True, 0
 
 
+class _Ended(msgspec.Struct, forbid_unknown_fields=True):
+    """What a final state document holds, with the order's id."""
+
+    id: str
+    state: Literal["done", "failed"]
+    note: str
+    began_s: float
+    ended_s: float
+    files: tuple[File, ...]
+
+
 class OrderStore:
     """All orders of an agent, by id."""
 
@@ -129,25 +138,26 @@ class OrderStore:
 
         Raises:
             BadInput: a different order has this id, or too many orders are stored (`check_room`).
-            TestbedError, OSError: it cannot be written, or read again.
+            TestbedError, OSError: it cannot be encoded, written, or read again.
         """
         if (there := self._kept.get(order.id)) is not None:
             if _identity(there.order) != _identity(order):
                 raise BadInput(f"order {order.id} exists with different content")
             return there
         check_room(Counter(kept.owner for kept in self._kept.values()), owner, MAX_ORDERS, "orders")
+        header = bytes(encode(msgspec.structs.replace(order, arrays=()))[0])
         folder = self._root / order.id
-        folder.mkdir(exist_ok=True)
         try:
-            (folder / OWNER).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)  # of an order that could not be read
+            folder.mkdir()
             if owner:
                 with whole_file(folder / OWNER) as part:
                     part.write_text(owner, encoding="ascii")
             with whole_file(folder / ORDER) as part:
-                part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
+                part.write_bytes(header)
             self._kept[order.id] = StoredOrder(folder)
-        except OSError:  # refused: the agent must not find it when it starts again
-            (folder / ORDER).unlink(missing_ok=True)
+        except BaseException:  # refused: the agent must not find it when it starts again
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         return self._kept[order.id]
 
@@ -174,6 +184,15 @@ class OrderStore:
     def waiting(self) -> list[StoredOrder]:
         """Unfinished orders, oldest first."""
         return [kept for kept in self._kept.values() if kept.ended is None]
+
+
+def _end_of(folder: Path) -> dict[str, Any] | None:
+    """The final state document on disk; None: the order has not finished, or its document is damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # ValidationError is a ValueError
+        document: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        msgspec.convert({"id": folder.name, **msgspec.convert(document, dict[str, Any])}, _Ended)
+        return document
+    return None
 
 
 def _identity(order: Order) -> Probing | Running:

@@ -39,8 +39,8 @@ MOST_TIMEOUT_S = 86_400
 """Longest wait for an answer of a base station: other orders wait meanwhile."""
 
 
-def resolve_files(config: RunConfig, files: Files) -> RunConfig:
-    """Validate an order's configuration and replace file names by paths.
+def resolve_files(config: RunConfig, files: Files, owner: str = "") -> RunConfig:
+    """Validate an order's configuration and replace names of its owner's files by paths.
 
     Raises:
         BadInput: a field that orders may not set, a file that was not uploaded, a channel state or profile that would
@@ -60,12 +60,12 @@ def resolve_files(config: RunConfig, files: Files) -> RunConfig:
         raise BadInput(f"unknown profile {config.pad!r}; known: {', '.join(names('profiles'))}")
     if config.power is not None and not set(config.power.split(",")) <= {AUTO, NONE, *SOURCES}:
         raise BadInput(f"unknown power source {config.power!r}; known: {', '.join((AUTO, NONE, *SOURCES))}")
-    found = {name: str(files.path(given[name])) for name in FILED if given[name] and not _bundled(given[name])}
+    found = {name: str(files.path(given[name], owner)) for name in FILED if given[name] and not _bundled(given[name])}
     return msgspec.structs.replace(config, **found)
 
 
-def check_digests(what: Running, files: Files) -> None:
-    """Refuse files other than those with which an order was given: another lab machine may have replaced them.
+def check_digests(what: Running, files: Files, owner: str = "") -> None:
+    """Refuse files other than those with which an order was given: they may have been replaced since.
 
     Raises:
         BadInput: a file has changed, is missing, or has been added to a folder.
@@ -73,7 +73,7 @@ def check_digests(what: Running, files: Files) -> None:
     named = [getattr(what.config, field) for field in FILED] + [what.trace]
     found: dict[str, Path] = {}
     for name in (name for name in named if what.digests and name and not _bundled(name)):
-        path = files.path(name)
+        path = files.path(name, owner)
         below = path.rglob("*") if path.is_dir() else [path]
         found |= {
             (PurePosixPath(name) / file.relative_to(path)).as_posix(): file for file in below if not file.is_dir()
@@ -117,10 +117,12 @@ def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say
         document = measure(what.bs, what.iperf3, what.seconds, what.count, None, what.timeout_s, say, keys)
         results.write_text(kept.result / LINK, json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
-    config = resolve_files(what.config, Files(workdir))
-    check_digests(what, Files(workdir))
+    files = Files(workdir)
+    config = resolve_files(what.config, files, kept.owner)
+    check_digests(what, files, kept.owner)
     config = msgspec.structs.replace(config, keys=bs_keys, insecure=insecure)
-    with _through(what, config, Files(workdir)) as reached:
+    trace = what.trace and str(files.path(what.trace, kept.owner))
+    with _through(trace, config) as reached:
         if reached.csi == "link":
             reached = msgspec.structs.replace(reached, csi=_link(workdir, what))
         decode(reached, kept.result, say)
@@ -133,12 +135,11 @@ def _link(workdir: Path, what: Running) -> str:
 
 
 @contextlib.contextmanager
-def _through(what: Running, config: RunConfig, files: Files) -> Iterator[RunConfig]:
-    """The configuration; if the order names a trace, through a relay that replays it."""
-    if what.trace is None:
+def _through(trace: str | None, config: RunConfig) -> Iterator[RunConfig]:
+    """The configuration; with a trace, through a relay that replays it."""
+    if trace is None:
         yield config
         return
-    path = str(files.path(what.trace))
-    with proxy(ChannelSpec(kind="trace", file=path), config.bs) as relay:
-        csi = f"trace={path},origin_s={relay['origin_s']!r}"
+    with proxy(ChannelSpec(kind="trace", file=trace), config.bs) as relay:
+        csi = f"trace={trace},origin_s={relay['origin_s']!r}"
         yield msgspec.structs.replace(config, bs=relay["listen"], csi=csi)

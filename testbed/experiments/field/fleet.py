@@ -18,8 +18,11 @@ from testbed.experiments.field.plan import FieldPlan, Place
 from testbed.experiments.field.run import cell_config, progress_of
 
 
-def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
+def agent_device(plan: FieldPlan, place: Place, say: Say, run: str = "") -> AgentDevice:
     """Connect to the agent of a place.
+
+    Args:
+        run: that of the field run's log; empty: no orders are given or asked for.
 
     Raises:
         BadInput: unusable keys.
@@ -28,7 +31,7 @@ def agent_device(plan: FieldPlan, place: Place, say: Say) -> AgentDevice:
     """
     assert place.ue is not None
     agent = AgentConnection(place.ue, place.ue_keys, plan.insecure)
-    return AgentDevice(agent, plan.name, place.trace, plan.settle_s, say)
+    return AgentDevice(agent, plan.name, place.trace, plan.settle_s, say, run)
 
 
 def deploy(plan: FieldPlan, say: Say) -> list[dict[str, Any]]:
@@ -70,7 +73,7 @@ def collect(log: FieldLog, say: Say) -> dict[str, Any]:
         left = log.left(place.name)
         if not left or place.ue in skipped:
             continue
-        with skipped.at_fault(place), contextlib.closing(agent_device(log.plan, place, say)) as device:
+        with skipped.at_fault(place), contextlib.closing(agent_device(log.plan, place, say, log.run)) as device:
             for cell in left:
                 if device.collect(cell_config(log, cell, log.plan.bs), log.cell(cell)):
                     log.add(CELL, cell=cell.key, origin_s=None)

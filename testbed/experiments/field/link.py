@@ -22,6 +22,8 @@ RATIO = 3.0
 """Factor beyond which a changed rate or RTT suggests a different place."""
 RTT_FLOOR_MS = 10.0
 """RTTs below this are raised to it, since load can multiply a short RTT."""
+MOST_DEPTH = 20
+"""Most levels of a measurement's document: longer ones cannot be written or read again."""
 RSSI_DB = 10.0
 """Change of the RSSI that suggests a different place."""
 
@@ -162,8 +164,18 @@ def check_measured(document: Any) -> None:
     """Check a document of `measure` that another machine sent.
 
     Raises:
-        BadInput: a value is missing, of another type, or out of range.
+        BadInput: a value is missing, of another type, or out of range, or the document has too many levels.
     """
+    level: list[Any] = [document]
+    for _ in range(MOST_DEPTH):
+        level = [
+            part
+            for one in level
+            for part in (one.values() if isinstance(one, dict) else one)
+            if isinstance(part, dict | list)
+        ]
+    if level:
+        raise BadInput(f"it has more than {MOST_DEPTH} levels")
     try:
         found = msgspec.convert(document, _Measured)
         csi_of(document)

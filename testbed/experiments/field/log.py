@@ -1,7 +1,8 @@
 """Directory and append-only log of a field run, locked by one process at a time.
 
-`log.jsonl` has a line for every visit (place, time, measurement, notes) and every finished cell, synced to disk before
-the run continues. A cell is done when its run directory has `summary.json`, which is written last.
+`log.jsonl` has a line for the run, for every visit (place, time, measurement, notes) and for every finished cell,
+synced to disk before the run continues. A cell is done when its run directory has `summary.json`, which is written
+last.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import datetime
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from testbed.experiments.results.files import FIELD_LOG
 
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
 CONFIG, LOG, EMULATED = "config.yaml", FIELD_LOG, "emulated"
-VISIT, CELL, NOTE = "visit", "cell", "note"
+VISIT, CELL, NOTE, RUN = "visit", "cell", "note", "run"
 
 
 class FieldLog:
@@ -37,6 +39,13 @@ class FieldLog:
     def __init__(self, out: Path, plan: FieldPlan) -> None:
         self.out, self.plan = out, plan
         self.events = read_log(out)
+
+    @property
+    def run(self) -> str:
+        """What tells orders of this directory from those of another one with the same plan; empty in directories that
+        are older than it.
+        """
+        return next((str(event["id"]) for event in self.events if event["event"] == RUN), "")
 
     def cell(self, cell: FieldCell) -> Path:
         """Run directory of a cell."""
@@ -113,7 +122,10 @@ def open_log(out: Path, plan: FieldPlan, emulated: bool) -> Iterator[FieldLog]:
         if fresh and emulated:
             mark.touch()
         _mend(out / LOG)
-        yield FieldLog(out, plan)
+        log = FieldLog(out, plan)
+        if not log.events:
+            log.add(RUN, id=secrets.token_hex(4))
+        yield log
 
 
 def read_field(out: Path) -> tuple[FieldPlan, FieldLog, bool]:
@@ -153,7 +165,7 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             event = json.loads(line)
-            known = event["event"] in (VISIT, CELL, NOTE)
+            known = event["event"] in (VISIT, CELL, NOTE, RUN)
         except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise BadInput(f"{path} line {number} is invalid") from exc
         if known:

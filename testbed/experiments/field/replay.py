@@ -22,6 +22,7 @@ from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import COLUMNS, Trace, read_trace, write_trace
 from testbed.errors import BadInput
+from testbed.experiments.field.devices.base import LINK_TRACE
 from testbed.experiments.field.link import constant, rolled, write_model
 from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.order import FieldCell
@@ -38,8 +39,6 @@ from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.models.bundle import head_directory
 
-LINK_TRACE = "link.csv"
-"""Link trace recorded from rounds, in the directory of a cell or place."""
 STEP_S = 0.5
 """Time step of recorded traces."""
 Rows = list[dict[str, Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,9 +67,11 @@ def samples(
         examples: prompts of the whole plan, indexed by `request` in the result.
     """
     distance_m = next(place.distance_m for place in plan.places if place.name == cell.place)
-    found = []
+    found, by_request = [], defaultdict(list)
+    for one in rounds:
+        by_request[one["request"]].append(one)
     for row in requests:
-        mine = [r for r in rounds if r["request"] == row["request"]]
+        mine = by_request[row["request"]]
         kept = sum(r["kept"] or 0 for r in mine)
         request = cell.repeat * plan.prompts + row["request"]
         result = examples[request].result

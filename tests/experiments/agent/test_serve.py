@@ -97,7 +97,7 @@ def test_no_file_is_stored_below_or_in_place_of_another(tmp_path: Path) -> None:
     for name in ("a/b", "a/b/c", "d"):
         for _ in range(3):
             refuse(lambda name=name: put(files, name, b"other"), BadInput, f"{name} cannot be stored")  # type: ignore[misc]
-    assert files._owners.held == {"": 2} and files.path("a").read_bytes() == b"file"
+    assert files._held == {"": 2} and files.path("a").read_bytes() == b"file"
     assert files.path("d/e").read_bytes() == b"below" and not list((tmp_path / "parts").iterdir())
 
 
@@ -108,7 +108,7 @@ def test_an_upload_that_was_received_but_not_put_in_its_place_is_stored_after_a_
     assert put(files, "a", data) == [len(data)] and files.path("a").read_bytes() == data
     (tmp_path / "parts" / part_of(Put(name="b", offset=0, total=4, digest=sent[1]))).write_bytes(b"torn")
     refuse(lambda: put(files, "b", b"sent"), BadInput, "corrupted in transfer")
-    assert put(files, "b", b"sent") == [4] and files._owners.held == {"": 2}
+    assert put(files, "b", b"sent") == [4] and files._held == {"": 2}
 
 
 @pytest.mark.parametrize("change", [{"name": "w.bin"}, {"total": 5}, {"name": "w.bin", "total": 5}])

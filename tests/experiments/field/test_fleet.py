@@ -15,6 +15,7 @@ import zmq
 
 from testbed.channel.frames import whole
 from testbed.errors import AgentError, TestbedError
+from testbed.experiments.field.devices import agents as client
 from testbed.experiments.field.devices.agents import AgentConnection, one_line
 from testbed.experiments.field.devices.base import Skipped, check_answered
 from testbed.experiments.field.fleet import cancel, collect, deploy
@@ -133,12 +134,37 @@ def test_an_upload_that_gets_nowhere_ends(step: int, tmp_path: Path) -> None:
     (file := tmp_path / "a").write_bytes(bytes(100))
     agent = SocketAgent({"Put": lambda put: (Stored(name=put.name, size=put.offset + step), {})})
     try:
-        connection = AgentConnection(agent.address, None)
+        connection = AgentConnection(agent.address, None, timeout_s=5.0)
         refuse(lambda: connection.put("a", file), AgentError, "does not store a")
         connection.close()
     finally:
         agent.close()
     assert len(agent.asked) < 20
+
+
+def test_an_upload_over_a_slow_link_takes_no_copy_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer came late by one chunk once a chunk had been sent twice."""
+    for name, value in (("MAX_CHUNK_BYTES", 10), ("RESEND_S", 0.2)):
+        monkeypatch.setattr(client, name, value)
+    (file := tmp_path / "a").write_bytes(bytes(100))
+    stored = 0
+
+    def put(message: Any) -> tuple[Stored, dict[str, Any]]:
+        nonlocal stored
+        time.sleep(0.5 if message.offset == 20 else 0.0)
+        stored = max(stored, min(100, message.offset + 10))
+        return Stored(name="a", size=stored), {}
+
+    agent = SocketAgent({"Put": put})
+    try:
+        connection = AgentConnection(agent.address, None)
+        connection.put("a", file)
+        connection.close()
+    finally:
+        agent.close()
+    assert stored == 100
 
 
 def test_an_upload_begins_again_where_the_agent_discards_it(tmp_path: Path) -> None:

@@ -9,27 +9,50 @@ from typing import Any
 
 import pytest
 
+from testbed.channel.measuring.offset import Offset
 from testbed.config import RunConfig
 from testbed.errors import AgentError, BadInput
 from testbed.experiments.field.devices.agents import AgentConnection
+from testbed.experiments.field.devices.arrived import check_arrived
 from testbed.experiments.field.devices.remote import AgentDevice
+from testbed.experiments.results.directory import summary, write_summary
+from testbed.experiments.results.files import REQUESTS, _write, request_columns, write_round_rows
 from testbed.protocols.orders import File, Order, Running, State
+from testbed.ue.records import RoundRecord
 from tests.support.refusals import refuse
 
 
 class RecordedAgent:
     """Connection that records what is sent."""
 
+    address, offset = "tcp://ue:1", Offset(1.0, 0.0, 0.0)
+
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.orders: list[Order] = []
         self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.dropped: list[str] = []
 
     def put(self, name: str, path: Path) -> None:
         self.files[name] = path.read_bytes()
 
     def order(self, order: Order) -> None:
         self.orders.append(order)
+
+    def cancel(self, prefix: str) -> int:
+        self.cancelled.append(prefix)
+        return 0
+
+    def wait(self, order: str) -> State:
+        self.asked.append(order)
+        return State(id=order, state="done")
+
+    def fetch(self, state: State, out: Path) -> None:
+        """Nothing comes."""
+
+    def drop(self, order: str) -> None:
+        self.dropped.append(order)
 
     def state(self, order: str) -> State:
         self.asked.append(order)
@@ -46,8 +69,110 @@ def config(tmp_path: Path) -> RunConfig:
     return RunConfig(drafter=drafter, dataset=dataset, predictor=predictor)
 
 
-def device(agent: Any) -> AgentDevice:
-    return AgentDevice(agent, "hall", None, 0.0, lambda _: None)
+def device(agent: Any, run: str = "") -> AgentDevice:
+    return AgentDevice(agent, "hall", None, 0.0, lambda _: None, run)
+
+
+def test_results_of_another_directory_are_not_taken_for_those_of_this_one(config: RunConfig, tmp_path: Path) -> None:
+    """A run into a new directory got the results of the one before, and two lab machines each other's."""
+    agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "1-fh"
+    for run in ("", "a", "b", "a"):
+        device(agent, run).expect([(config, out)])
+    ids = [order.id for order in agent.orders]
+    assert len(set(ids)) == 3 and ids[1] == ids[3] and all(name.startswith("hall-near-1-fh-") for name in ids)
+
+
+def test_a_step_that_begins_anew_takes_no_earlier_result(config: RunConfig, tmp_path: Path) -> None:
+    agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "together-1-fh"
+    for _ in range(2):
+        remote = device(agent, "a")
+        remote.begin(config, tmp_path, out, 5.0)
+        refuse(lambda: remote.run(config, tmp_path, out), AgentError, "brought no run")  # noqa: B023
+    first, again, second, _ = agent.orders
+    assert first == again and first.id != second.id and first.start_s == second.start_s == 6.0
+    assert agent.cancelled == ["hall-near-together-1-fh-"] * 2
+    assert agent.asked == agent.dropped == [first.id, second.id]
+
+
+# ---------------------------------------------------------------- runs that arrive
+
+
+def a_run(out: Path, requests: dict[str, Any] | None = None, rounds: dict[str, Any] | None = None) -> Path:
+    """A run of two requests with two rounds each; the last row of each file has other values."""
+    plain = dict.fromkeys(RoundRecord.__struct_fields__, 0) | {
+        "protocol": "fh", "drafted": 4, "accepted": 2, "csi": None, "choice": "", "throttled": "", "streamed": False,
+    }  # fmt: skip
+    state = {
+        "csi_uplink_mbps": 20.0, "csi_downlink_mbps": 20.0, "csi_rtt_ms": 5.0, "csi_per_up": 0.0, "csi_per_down": 0.0,
+        "csi_time_s": 0.0, "csi_source": "passive",
+    }  # fmt: skip
+    played = []
+    for number in range(4):
+        times_s = {name: float(number) for name in ("begin_s", "sent_s", "verdict_s", "end_s")}
+        played.append({"method": "fh", "request": number // 2, **plain, **state, **times_s})
+    asked = [
+        {"method": "fh", "request": number, "prompt_len": 3, "token_ids": [1, 2, 3], "finish_reason": "stop",
+         "latency_s": 1.5, "uplink_bytes": 9, "rounds": 2, "tokens": 3, "text": "x"}
+        for number in range(2)
+    ]  # fmt: skip
+    played[-1] |= rounds or {}
+    asked[-1] |= requests or {}
+    out.mkdir(parents=True, exist_ok=True)
+    write_round_rows(out, played)
+    _write(out / REQUESTS, asked, request_columns())
+    write_summary(out, summary({}, 0, {}, []))
+    return out
+
+
+def test_a_sound_run_passes(tmp_path: Path) -> None:
+    check_arrived(a_run(tmp_path), 2, 3)
+    refuse(lambda: check_arrived(tmp_path, 3, 3), BadInput, "it has 2 requests and 4 rounds; ordered were 3 requests")
+    refuse(lambda: check_arrived(tmp_path, 2, 0), BadInput, "ordered were 2 requests of up to 0 tokens")
+
+
+@pytest.mark.parametrize(
+    ("requests", "rounds"),
+    [
+        ({"request": None}, {}),
+        ({"request": 7}, {}),
+        ({"request": 0}, {}),
+        ({"latency_s": None}, {}),
+        ({"latency_s": 0.0}, {}),
+        ({"latency_s": float("nan")}, {}),
+        ({"latency_s": 1e9}, {}),
+        ({"tokens": None}, {}),
+        ({"tokens": 4}, {}),
+        ({"token_ids": [], "tokens": 0}, {}),
+        ({"uplink_bytes": -1}, {}),
+        ({"rounds": 1}, {}),
+        ({}, {"request": 0}),
+        ({}, {"request": None}),
+        ({}, {"link_s": None}),
+        ({}, {"link_s": float("inf")}),
+        ({}, {"draft_s": 1e300}),
+        ({}, {"drafted": -4}),
+        ({}, {"accepted": 5}),
+        ({}, {"begin_s": None}),
+        ({}, {"end_s": 1e9}),
+        ({}, {"csi_uplink_mbps": float("inf")}),
+        ({}, {"csi_rtt_ms": None}),
+        ({}, {"csi_time_s": 1e9}),
+    ],
+)
+def test_a_run_with_impossible_rows_is_refused(
+    tmp_path: Path, requests: dict[str, Any], rounds: dict[str, Any]
+) -> None:
+    """One such run kept `field report` from working for all places."""
+    with pytest.raises(BadInput):
+        check_arrived(a_run(tmp_path, requests, rounds), 2, 3)
+
+
+def test_a_run_that_was_refused_is_not_done_and_is_made_again(config: RunConfig, tmp_path: Path) -> None:
+    agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "1-fh"
+    a_run(out, {"latency_s": None})
+    remote = device(agent)
+    refuse(lambda: remote.run(config, tmp_path, out), AgentError, "brought no run")
+    assert not (out / "summary.json").exists() and agent.dropped == [agent.orders[0].id]
 
 
 def test_collecting_sends_an_id_and_no_file(config: RunConfig, tmp_path: Path) -> None:

@@ -93,9 +93,9 @@ def test_all_cells_run_once_in_the_plans_order(tmp_path: Path) -> None:
     assert again.ran == again.asked == []
     _, log, emulated = read_field(tmp_path / "run")
     assert not emulated
-    assert [e["event"] for e in log.events] == ["visit", *["cell"] * 4, "note"] * 2
+    assert [e["event"] for e in log.events] == ["run", *["visit", *["cell"] * 4, "note"] * 2]
     assert log.last_visit("near")["note"] == "windy"  # type: ignore[index]
-    assert log.events[5]["note"] == "left near"
+    assert log.events[6]["note"] == "left near"
 
 
 def test_a_run_that_breaks_off_goes_on_with_what_is_left(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_a_log_that_was_cut_off_is_mended(tmp_path: Path) -> None:
         log.add("visit", place="near", distance_m=2.0, measured={"rtt_ms": {"value": 1.0}}, note="", differs=[])
     whole = (out / LOG).read_bytes()
     (out / LOG).write_bytes(whole + b'{"event": "vis')
-    assert len(read_field(out)[1].events) == 1
+    assert len(read_field(out)[1].events) == 2
     with open_log(out, PLAN, False) as log:
         log.add("note", place="near", note="later")
-    assert [json.loads(line)["event"] for line in (out / LOG).read_text().splitlines()] == ["visit", "note"]
+    assert [json.loads(line)["event"] for line in (out / LOG).read_text().splitlines()] == ["run", "visit", "note"]
     (out / LOG).write_bytes(b'{"event": "note", "note": "\xff"}\n\xff\n')
     refuse(lambda: read_field(out), BadInput, "line 2 is invalid")
     (out / LOG).write_text("rubbish\n")

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from testbed.channel.access import check_address, require_keys
 from testbed.channel.keys import load_client
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.measuring.offset import Handshake, Offset, clock_offset
-from testbed.config import resolved
 from testbed.errors import AgentError, BadInput, LinkError, LinkTimeout, ProtocolError, TestbedError
 from testbed.files import whole_file
 from testbed.protocols.codec import AnyArray, Packet, encode
@@ -35,22 +33,20 @@ from testbed.protocols.orders import (
     File,
     Get,
     Order,
-    Probing,
     Put,
     Refused,
-    Running,
     Standing,
     State,
     Stored,
     check_name,
     decode_report,
     digest_of,
-    order_id,
 )
 
 TIMEOUT_S = 30.0
 """Timeout of an answer; every message may be sent again."""
-RESEND_S = 2.0
+RESEND_S, PATIENCE = 2.0, 3.0
+"""Time until a message is sent again: at least, and in multiples of the time that the last one of its kind took."""
 HASH_BYTES_PER_S = 50e6
 """Assumed pace at which an agent hashes a file that it has: that of an SD card."""
 SPARE_BYTES = 2**28
@@ -87,6 +83,8 @@ class AgentConnection:
         self.address, self._timeout_s = address, timeout_s
         found = load_client(Path(keys)) if keys else None
         self._loop = asyncio.new_event_loop()
+        self._took_s: dict[type[Message], float] = {}
+        """Time until the last message of each kind was answered."""
         self._link = self._loop.run_until_complete(_link(address, found))
         try:
             greetings = [self._greet(token) for token in range(GREETINGS)]
@@ -140,8 +138,19 @@ class AgentConnection:
         message = Put(name=check_name(name), offset=offset, total=total, digest=digest)
         arrays: dict[str, AnyArray] = {DATA: np.frombuffer(data, np.uint8)}
         timeout_s = self._timeout_s + total / HASH_BYTES_PER_S
-        packet = self._ask(message, Stored, lambda found: found.name == name, arrays, timeout_s)
-        return max(0, int(packet.message.size))
+
+        copies = []
+
+        def same(found: Stored) -> bool:
+            if found.name == name and data and found.size == offset:  # answers a copy of the chunk before
+                copies.append(found)
+                return False
+            return found.name == name
+
+        try:
+            return max(0, int(self._ask(message, Stored, same, arrays, timeout_s).message.size))
+        except LinkTimeout as exc:
+            raise AgentError(f"the agent at {self.address} does not store {name}") if copies else exc from None
 
     # ------------------------------------------------------------ orders
 
@@ -253,13 +262,17 @@ class AgentConnection:
     async def _asked(
         self, message: Message, kind: type[R], same: Callable[[R], bool], arrays: dict[str, AnyArray], timeout_s: float
     ) -> Packet[Any]:
-        """Send a message until its answer arrives; all messages are idempotent."""
-        end_s = time.monotonic() + timeout_s
-        wait_s = RESEND_S
+        """Send a message until its answer arrives; all messages are idempotent. On a slow link a message is sent again
+        only after several times what its kind took last: copies take the time of what comes after them.
+        """
+        begun_s = time.monotonic()
+        end_s = begun_s + timeout_s
+        wait_s = max(RESEND_S, PATIENCE * self._took_s.get(type(message), 0.0))
         while (left_s := end_s - time.monotonic()) > 0:
             with contextlib.suppress(LinkError):
                 await self._link.send(encode(message, arrays))
                 if (packet := await self._answer(kind, same, min(wait_s, left_s))) is not None:
+                    self._took_s[type(message)] = time.monotonic() - begun_s
                     return packet
             wait_s *= 2
         raise LinkTimeout(f"the agent at {self.address} did not answer within {timeout_s:g} s; is it running?")
@@ -284,15 +297,3 @@ def one_line(text: str) -> str:
 
 async def _link(address: str, keys: Any) -> ZmqLink:
     return ZmqLink(address, new_identity(), keys, waiting=MOST_ANSWERS)
-
-
-def probe_order(name: str, what: Probing) -> Order:
-    """Order for a link measurement, with a unique id."""
-    return Order(id=order_id(name, "link", str(time.time_ns()), config={}), what=what)
-
-
-def run_order(name: str, what: Running) -> Order:
-    """Order for a run; its id depends on the configuration, but not on the measurement that it starts from."""
-    unlinked = msgspec.structs.replace(what, link=None)
-    config = {"config": resolved(unlinked.config), "trace": unlinked.trace}
-    return Order(id=order_id(name, config=config), what=what)

@@ -23,7 +23,8 @@ from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.uerun import run_ue
 from testbed.experiments.runs.workers import pool_of
 
-LINK = "link.json"
+LINK, LINK_TRACE = "link.json", "link.csv"
+"""A measurement, in the directory of a place; the link trace recorded from rounds, in that of a cell or place."""
 FILED = ("drafter", "tokenizer", "dataset", "predictor")
 """Fields of a run configuration that name files or folders, which must exist on the UE."""
 Say = Callable[[str], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +13,14 @@ import msgspec
 
 from testbed.assets.bundled_files import find
 from testbed.assets.model_names import Part, named
-from testbed.config import RunConfig
+from testbed.config import RunConfig, resolved
 from testbed.errors import AgentError, BadInput
-from testbed.experiments.field.devices.agents import AgentConnection, one_line, probe_order, run_order
-from testbed.experiments.field.devices.base import FILED, LINK, Probe, Reach, Say
+from testbed.experiments.field.devices.agents import AgentConnection, one_line
+from testbed.experiments.field.devices.arrived import check_arrived
+from testbed.experiments.field.devices.base import FILED, LINK, LINK_TRACE, Probe, Reach, Say
 from testbed.experiments.field.link import check_measured
 from testbed.experiments.results import directory as results
-from testbed.protocols.orders import Order, Probing, Running, State, digest_of, hash_of
+from testbed.protocols.orders import Order, Probing, Running, State, digest_of, hash_of, order_id
 
 MOST_FILES = 32
 """Maximum number of files in an uploaded folder."""
@@ -35,21 +37,25 @@ class AgentDevice:
         name: name of the field run, used in order ids.
         trace: link trace, by name or file, that the agent replays towards the base station; None: none.
         settle_s: delay before the first run.
+        run: what tells this field run's orders from those of another directory with the same plan (`FieldLog.run`).
     """
 
-    def __init__(self, agent: AgentConnection, name: str, trace: str | None, settle_s: float, say: Say) -> None:
-        self._agent, self._name, self._say = agent, name, say
+    def __init__(
+        self, agent: AgentConnection, name: str, trace: str | None, settle_s: float, say: Say, run: str = ""
+    ) -> None:
+        self._agent, self._name, self._say, self._run = agent, name, say, run
         self._trace, self._settle_s = trace, settle_s
         self._names: dict[str, dict[Path, tuple[str, str]]] = {}
         self._there: set[str] = set()
         self._link: str | None = None
+        self._begun: Order | None = None
 
     def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
         """See `Device.measure`; the agent's waiting orders are carried out first."""
         if waiting := self._agent.standing.waiting:
             self._say(f"{self._agent.address}: {waiting} waiting orders will be carried out first")
         what = Probing(reach.bs, reach.iperf3, probe.seconds, probe.handshakes, probe.timeout_s)
-        order = probe_order(f"{self._name}-{folder.name}", what)
+        order = Order(id=order_id(self._name, folder.name, "link", str(time.time_ns()), config={}), what=what)
         self._agent.order(order)
         self._agent.fetch(self._agent.wait(order.id), folder, MOST_MEASURED)
         self._link = order.id
@@ -72,20 +78,24 @@ class AgentDevice:
         return self._agent.offset.offset_s
 
     def begin(self, config: RunConfig, folder: Path, out: Path, start_s: float) -> None:
-        """See `Device.begin`."""
-        self._agent.order(msgspec.structs.replace(self._order(config, out), start_s=start_s + self.offset_s))
+        """See `Device.begin`; the order is a new one, since results of an earlier attempt do not count."""
+        self._agent.cancel(f"{self._name}-{out.parent.name}-{out.name}-")
+        order = self._order(config, out)
+        name = f"{order.id}-{time.time_ns()}"
+        self._begun = msgspec.structs.replace(order, id=name, start_s=start_s + self.offset_s)
+        self._agent.order(self._begun)
 
     def run(self, config: RunConfig, folder: Path, out: Path) -> None:
         """See `Device.run`."""
-        order = self._order(config, out)
+        order, self._begun = self._begun or self._order(config, out), None
         self._agent.order(order)
-        self._bring(self._agent.wait(order.id), out)
+        self._bring(self._agent.wait(order.id), config, out)
 
     def collect(self, config: RunConfig, out: Path) -> bool:
         """Fetch a run if it is done; returns whether it was. Nothing is uploaded: the agent learns the order's id."""
         state = self._agent.state(self._order(config, out, self._known_as).id)
         if state.state == "done":
-            self._bring(state, out)
+            self._bring(state, config, out)
         return state.state == "done"
 
     def cancel(self, place: str) -> int:
@@ -104,11 +114,17 @@ class AgentDevice:
         """Close the connection to the agent."""
         self._agent.close()
 
-    def _bring(self, state: State, out: Path) -> None:
-        self._agent.fetch(state, out)
+    def _bring(self, state: State, config: RunConfig, out: Path) -> None:
+        """Fetch a run; one that cannot be used is not taken for finished, and is made again if it is ordered again."""
         try:
-            results.read_summary(out)
+            if named := [file.name for file in state.files if "/" in file.name or file.name == LINK_TRACE]:
+                raise BadInput(f"it has a file {named[0]!r}")
+            self._agent.fetch(state, out)
+            check_arrived(out, config.limit or 0, config.max_tokens)
         except BadInput as exc:
+            with contextlib.suppress(FileNotFoundError):
+                (out / results.SUMMARY).rename(out / f"{results.SUMMARY}.refused")
+            self._agent.drop(state.id)
             raise AgentError(f"{self._agent.address}: order {state.id} brought no run: {exc}") from exc
         self._agent.drop(state.id)
 
@@ -123,7 +139,9 @@ class AgentDevice:
         replayed = [str(find("traces", self._trace))] if self._trace else []
         trace = name(replayed[0]) if replayed else None
         digests = dict(known for path in (*filed.values(), *replayed) for known in self._names[path].values())
-        return run_order(f"{self._name}-{out.parent.name}-{out.name}", Running(config, self._link, trace, digests))
+        known = {"config": resolved(config), "trace": trace} | ({"run": self._run} if self._run else {})
+        what = Running(config, self._link, trace, digests)  # the id leaves the measurement out, from which it starts
+        return Order(id=order_id(self._name, out.parent.name, out.name, config=known), what=what)
 
     def put(self, path: str) -> str:
         """Upload a file or a folder of files to the agent; returns its name there.
