@@ -242,7 +242,7 @@ class DecodingSession:
         self._lookahead.follow(verdict)
         if self._hints and verdict.window != NO_HINT:
             self._hints.hinted(verdict.window)
-            self._alone = verdict.window == 0
+            self._alone = verdict.window == 0 and not self._protocol.replaces
         await self._settle(drafted, verdict, token, more=not ends and len(added) < room)
         return len(added), "stop" if ends else "length"
 

@@ -18,6 +18,8 @@ MOST_HEAD_BYTES = 2**14
 """Largest head of a request."""
 LINE_BYTES = 4
 """Bytes of a header line beside name and value."""
+BACKLOG = 64
+"""Most connections that are accepted in one turn of the event loop; more wait in the kernel."""
 SPARE = 64
 """Number of connections beyond the limit of requests, so that health is answered in any case."""
 OTHER_FILES = 64

@@ -179,6 +179,21 @@ def test_rounds_have_the_hinted_protocol_and_are_recorded_under_it(sized: bool) 
             assert r.downlink_bytes == pytest.approx(payload.downlink_bits / 8, abs=2)
 
 
+@dataclass
+class Nothing(Dice):
+    """Hints windows of 0, which no honest base station does where the UE draws what replaces a token."""
+
+    def hint(self, session: Session, round_: Round, accepted: int, now_s: float) -> Hint:
+        super().hint(session, round_, accepted, now_s)
+        return Hint(0, "")
+
+
+def test_a_ue_goes_on_drafting_where_the_base_station_cannot_decode_alone() -> None:
+    """After such a hint it asked the next base station for what that one has to refuse."""
+    found = decode(Nothing(1), StrictJudge(), kind="split", windows=True, takes=False)
+    assert found.token_ids == own() and all(r.drafted for r in found.rounds[:-1])
+
+
 def test_a_ue_that_has_not_asked_for_hints_ignores_them() -> None:
     found = decode(Dice(1, share=1.0), StrictJudge(), takes=False)
     assert {r.protocol for r in found.rounds} == {"sh"} and found.token_ids == own()

@@ -24,7 +24,7 @@ from testbed.process import logs
 from testbed.process.heap import loaded_heap_frozen
 from testbed.process.interrupts import as_worker
 from testbed.tasks import beside
-from testbed.web.server import SPARE, BoundedHttp
+from testbed.web.server import BACKLOG, SPARE, BoundedHttp
 
 NICE = 10
 """Below the base station and other drafting or verifying processes: on a busy machine it gets a tenth of a core."""
@@ -56,7 +56,7 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
         make_app(station, feed, setup.token, setup.host),
         http=BoundedHttp,
         log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
-        limit_concurrency=REQUESTS + SPARE, timeout_graceful_shutdown=GRACE_S,
+        backlog=BACKLOG, limit_concurrency=REQUESTS + SPARE, timeout_graceful_shutdown=GRACE_S,
     )  # fmt: skip
     server = uvicorn.Server(settings)
 

@@ -115,17 +115,24 @@ class Rounds:
 
 
 def rounds_of(traces: Traces) -> Rounds:
-    """Reassemble rounds from labelled and later tokens."""
+    """Reassemble rounds from labelled and later tokens.
+
+    Raises:
+        BadInput: a round's positions are not 1 to its number of tokens.
+    """
     prompt = np.concatenate([traces.prompt, traces.later_prompt])
     number = np.concatenate([traces.round, traces.later_round])
     stats = np.concatenate([traces.features, traces.later_features])
     kept = np.concatenate([traces.accepted, np.zeros(len(traces.later_prompt), np.uint8)])
     keys, place = np.unique(np.stack([prompt, number]), axis=1, return_inverse=True)
     place, count = place.reshape(-1), keys.shape[1]
-    position = stats[:, POSITION].astype(np.int64)
+    position, drafted = stats[:, POSITION].astype(np.int64), np.bincount(place, minlength=count)
+    whole = np.all((position >= 1) & (position <= drafted[place]))
+    if not whole or np.unique(np.stack([place, position]), axis=1).shape[1] < len(place):
+        raise BadInput("the traces are damaged: positions of a round's tokens are missing, or occur twice")
     table = np.zeros((count, int(position.max()), len(FEATURES)), np.float32)
     table[place, position - 1] = stats
-    return Rounds(table, np.bincount(place, minlength=count), np.bincount(place, kept, count).astype(np.int64))
+    return Rounds(table, drafted, np.bincount(place, kept, count).astype(np.int64))
 
 
 def waste(rounds: Rounds, probabilities: NDArray[np.float64], threshold: float) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from testbed.ue.prompts import Prompter
 from testbed.ue.run import Clients, JobRunner, Setting
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.web.listening import key_in, listening, url_of
-from testbed.web.server import SPARE, BoundedHttp, request_limit
+from testbed.web.server import BACKLOG, SPARE, BoundedHttp, request_limit
 
 State = Callable[[Client, Clock], Awaitable[ChannelState]]
 """Creates the channel state of a connection."""
@@ -185,7 +185,7 @@ def web_settings(service: Service) -> uvicorn.Config:
     """Settings of the web server."""
     return uvicorn.Config(
         make_app(service), http=BoundedHttp, ws="none", lifespan="off", log_config=None, log_level="error",
-        access_log=False,        limit_concurrency=service.requests + SPARE, timeout_graceful_shutdown=GRACE_S,
+        access_log=False, backlog=BACKLOG, limit_concurrency=service.requests + SPARE, timeout_graceful_shutdown=GRACE_S,
     )  # fmt: skip
 
 

@@ -235,6 +235,16 @@ def test_theorem_1_is_put_to_the_test(trained: Path) -> None:
     assert len(said["counterexamples"]) == said["dominated"] - said["dominated_ordered"]
 
 
+@pytest.mark.parametrize("position", [0.0, 2.0, 1e6])
+def test_rounds_with_impossible_positions_are_refused(position: float) -> None:
+    """One position of a million took gigabytes."""
+    traces = made_traces(seed=4)
+    features = traces.features.copy()
+    features[0, FEATURES.index("position")] = position
+    with pytest.raises(BadInput, match="positions of a round's tokens"):
+        rounds_of(replace(traces, features=features))
+
+
 def test_figures_say_what_the_traces_say(tmp_path: Path) -> None:
     traces = made_traces(prompts=6)
     _, rows = acceptance_table(traces)
