@@ -11,7 +11,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -177,6 +177,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for one in options_of(type(self)):
             if one.bounds:
                 one.check(getattr(self, one.name))
+
+    def refuse_unused(self, names: Iterable[str], when: str) -> None:
+        """Refuse options that have no effect.
+
+        Args:
+            names: those that have none `when`, such as "in virtual time".
+
+        Raises:
+            BadInput: one of them has another value than its default.
+        """
+        idle = set(names)
+        for one in options_of(type(self)):
+            if one.name in idle and getattr(self, one.name) != one.default:
+                raise BadInput(f"{one.flag} has no effect {when}; leave it out")
 
 
 def load(kind: type[C], path: Path) -> C:

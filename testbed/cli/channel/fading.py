@@ -103,6 +103,26 @@ class FadingOptions(Config, frozen=True):
         str | None, option("Scale the rates to these measured means: 498,172.", unit="Mbit/s", panel="Trace")
     ] = None
 
+    def check_used(self) -> None:
+        """Check that no option is given that has no effect beside the others.
+
+        Raises:
+            BadInput: there is one.
+        """
+        for idle, names, when in (
+            (self.duplex != "tdd", ("uplink_time",), f"under {self.duplex}"),
+            (self.kind != "rician", ("k_db",), f"with --fading {self.kind}"),
+            (self.kind == "none", ("coherence_s", "carrier_hz"), "without fading"),
+            (self.coherence_s is not None, ("carrier_hz",), "with --coherence"),
+            (not self.loss, ("loss_good", "loss_bad", "burst_s"), "without --loss"),
+            (self.blockage_every_s is None, ("blockage_for_s", "blockage_db"), "without --blockage-every"),
+            (not self.others, ("others_stay_s", "queue_ms"), "without --others"),
+            (not self.speed_mps, ("until_m",), "at rest"),
+            (not self.shadowing_db, ("decorrelation_m",), "without shadowing"),
+        ):
+            if idle:
+                self.refuse_unused(names, when)
+
     @property
     def cell(self) -> Cell:
         """The channel model.
@@ -150,6 +170,7 @@ def fading(
         testbed channel fading --distance 2,20 --fading rician --mean-uplink-mbps 498,172 --seed 1 --out wifi
     """
     cell = config.cell
+    config.check_used()
     config = _with_step(config, cell)
     ues = [Mobility(metres, config.speed_mps, config.until_m) for metres in _numbers(config.distance, "--distance")]
     given = config.mean_uplink_mbps

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from testbed import fields
-from testbed.channel.cost import Overheads, Sizes, id_bits
+from testbed.channel.cost import Overheads, Payload, Sizes, id_bits
 from testbed.channel.csi import Csi
 from testbed.cli.channel import convert, fading, measure, radio, record, validate
 from testbed.cli.options import AsJson, ReadyJson, completion, configured
@@ -18,6 +18,7 @@ from testbed.config import Config
 from testbed.errors import BadInput
 from testbed.options import option
 from testbed.protocols import PROTOCOLS
+from testbed.protocols.base import RoundProtocol
 
 if TYPE_CHECKING:
     from testbed.channel.spec import ChannelSpec
@@ -71,7 +72,9 @@ def cost(config: CostOptions, as_json: AsJson = False) -> None:
     sizes = Sizes(config.hidden, ids, config.hidden_bits, config.vocab, config.scale_bits, config.q_top, config.q_bits)
     csi = Csi(config.uplink_mbps, config.downlink_mbps, config.rtt_ms, config.per_up, config.per_down)
     overheads = Overheads(config.overhead_up_bits, config.overhead_down_bits)
-    found = PROTOCOLS.choose(config.protocol).cost(config.window, config.queried, sizes, csi, overheads)
+    protocol = PROTOCOLS.choose(config.protocol)
+    config.refuse_unused(_unused(protocol, config, sizes), f"with protocol {config.protocol}")
+    found = protocol.cost(config.window, config.queried, sizes, csi, overheads)
     if as_json:
         print_json(found._asdict())
         return
@@ -79,6 +82,19 @@ def cost(config: CostOptions, as_json: AsJson = False) -> None:
     print(f"downlink  {found.downlink_bits} bits")
     print(f"RTTs      {found.round_trips}")
     print(f"latency   {found.latency_s * 1e3:.3f} ms a round")
+
+
+def _unused(protocol: RoundProtocol, config: CostOptions, sizes: Sizes) -> list[str]:
+    """Options without which no round of this window costs anything else."""
+    rounds = sorted({0, 1, config.window})
+
+    def costs(sizes: Sizes) -> list[Payload]:
+        return [protocol.payload(config.window, queried, sizes) for queried in rounds]
+
+    plain = CostOptions()
+    fields = {name: name for name in ("hidden_bits", "scale_bits", "q_top", "q_bits")} | {"hidden": "hidden_size"}
+    found = [one for one, of in fields.items() if costs(sizes._replace(**{of: getattr(plain, one)})) == costs(sizes)]
+    return found if len(set(costs(sizes))) > 1 else [*found, "queried"]
 
 
 class EmulateOptions(Config, frozen=True):

@@ -32,6 +32,8 @@ CHOSEN = {
     "lost": ("lost", "{:+.2f}"), "lost_low": ("from", "{:+.2f}"), "lost_high": ("to", "{:+.2f}"),
     "aal": ("AAL", "{:.2f}"), "aal_strict": ("strict AAL", "{:.2f}"),
 }  # fmt: skip
+DECODING = set(CompareConfig.__struct_fields__) - {"heads", "channels", "losses", "episodes", "seed"}
+"""Fields that only act where problems are decoded."""
 
 
 @configured(CompareConfig, leave=["heads", "channels"])
@@ -81,6 +83,7 @@ def _compared(config: CompareConfig, out: Path | None) -> dict[str, Any]:
     if (out is None) == (config.episodes is None):
         raise BadInput("give --out DIR to decode problems, or --episodes DIR to compare on labelled mismatches")
     if out is None:
+        config.refuse_unused(DECODING, "with --episodes, where nothing is decoded")
         return compare_labelled(config)
     return run(config, out, lambda done, total, unit: note(f"{done} of {total} {unit}"))
 

@@ -20,6 +20,8 @@ from testbed.intervals import Interval, compared, span, student_t
 
 Reals = NDArray[np.float64]
 RESAMPLES = 1000
+TAIL = 0.025
+"""Share of resamples beyond either end of an interval."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,9 @@ class Tradeoff:
         part = np.clip((points - rising[rows, before]) / step, 0.0, 1.0)
         return np.asarray(gains[rows, before] + part * (gains[rows, after] - gains[rows, before]), np.float64)
 
-    def reaches(self, points: float) -> bool:
-        """Whether the largest θ loses at least `points`; if not, the gain at that loss is a lower bound."""
-        return bool(non_decreasing(self.losses(self.whole))[0, -1] >= points)
+    def reaches(self, points: float, weights: Reals) -> NDArray[np.bool_]:
+        """[b] whether the largest θ loses at least `points`; if not, the gain at that loss is a lower bound."""
+        return np.asarray(non_decreasing(self.losses(weights))[:, -1] >= points)
 
     @property
     def whole(self) -> Reals:
@@ -92,27 +94,53 @@ def at_equal_loss(heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: 
     that much at their largest θ; and, except for the first head, `difference` to the first with a verdict. Value and
     difference have intervals (`_low`, `_high`).
 
+    A curve that ends before that loss gives a lower bound of its gain. So a head of which more than `TAIL` of the
+    resamples end there has no upper end (None), nor has its difference; the difference to such a first head has no
+    lower end. Resamples without anything to lose are left out.
+
     Args:
         heads: one trade-off per training seed, all over the same problems; seeds of two heads are paired in order.
     """
     first = next(iter(heads.values()))
     count = len(first[0].lost_of)
     weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
-    whole = {name: [float(one.at_loss(points, one.whole)[0]) for one in runs] for name, runs in heads.items()}
-    drawn = {name: [one.at_loss(points, weights) for one in runs] for name, runs in heads.items()}
-    base = next(iter(heads))
+    weights = weights[weights @ first[0].lost_of > 0]
+    found = {name: _Curves(runs, points, weights) for name, runs in heads.items()}
+    base = next(iter(found.values()))
     rows = []
-    for name, runs in heads.items():
-        row: dict[str, Any] = {"head": name, "seeds": len(runs), "problems": count, "points": points}
-        row |= _columns("value", _over_seeds(whole[name], drawn[name]))
-        row["reached"] = all(one.reaches(points) for one in runs)
-        if name != base:
-            pairs = min(len(runs), len(first))
-            differences = [whole[name][i] - whole[base][i] for i in range(pairs)]
-            gain = _over_seeds(differences, [drawn[name][i] - drawn[base][i] for i in range(pairs)])
+    for name, here in found.items():
+        row: dict[str, Any] = {"head": name, "seeds": len(here.whole), "problems": count, "points": points}
+        row |= _columns("value", _open(_over_seeds(here.whole, here.drawn), False, here.ends))
+        row["reached"] = here.reached
+        if here is not base:
+            pairs = range(min(len(here.whole), len(base.whole)))
+            differences = [here.whole[i] - base.whole[i] for i in pairs]
+            gain = _over_seeds(differences, [here.drawn[i] - base.drawn[i] for i in pairs])
+            gain = _open(gain, base.ends, here.ends)
             row |= _columns("difference", gain) | {"verdict": compared(gain)}
         rows.append(row)
     return rows
+
+
+class _Curves:
+    """A head's gains at a loss, by training seed: of all problems, and of each resample.
+
+    Attributes:
+        reached: whether all seeds lose that much at their largest θ.
+        ends: whether more than `TAIL` of the resamples do not.
+    """
+
+    def __init__(self, runs: Sequence[Tradeoff], points: float, weights: Reals) -> None:
+        self.whole = [float(one.at_loss(points, one.whole)[0]) for one in runs]
+        self.drawn = [one.at_loss(points, weights) for one in runs]
+        self.reached = all(bool(one.reaches(points, one.whole)[0]) for one in runs)
+        every = np.all([one.reaches(points, weights) for one in runs], axis=0)
+        self.ends = not self.reached or float(np.mean(~every)) > TAIL
+
+
+def _open(found: Interval, low: bool, high: bool) -> Interval:
+    """The interval without its lower or upper end."""
+    return Interval(found.value, -math.inf if low else found.low, math.inf if high else found.high)
 
 
 def _over_seeds(values: Sequence[float], drawn: Sequence[Reals]) -> Interval:
@@ -126,5 +154,6 @@ def _over_seeds(values: Sequence[float], drawn: Sequence[Reals]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def _columns(name: str, found: Interval) -> dict[str, float]:
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+def _columns(name: str, found: Interval) -> dict[str, float | None]:
+    low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
+    return {name: found.value, f"{name}_low": low, f"{name}_high": high}

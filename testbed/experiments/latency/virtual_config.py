@@ -59,10 +59,7 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
             BadInput: one that does not act has another value than its default.
         """
         names, where = (real, "in virtual time") if kind == "virtual" else (virtual, "with a real base station")
-        defaults = type(self)()
-        for name in names:
-            if getattr(self, name) != getattr(defaults, name):
-                raise BadInput(f"--{name.replace('_', '-')} has no effect {where}; leave it out")
+        self.refuse_unused(names, where)
 
     def __post_init__(self) -> None:
         super().__post_init__()

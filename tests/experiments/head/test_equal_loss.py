@@ -29,8 +29,34 @@ def test_the_gain_at_a_loss_is_read_off_the_curve() -> None:
     assert found.at_loss(10.0, found.whole)[0] == pytest.approx(9.0, abs=0.15)
     assert found.at_loss(0.0, found.whole)[0] == pytest.approx(5.0, abs=0.6)
     assert found.at_loss(99.0, found.whole)[0] == pytest.approx(15.0)
-    assert found.reaches(20.0) and not found.reaches(99.0)  # beyond the largest θ
+    assert found.reaches(20.0, found.whole)[0] and not found.reaches(99.0, found.whole)[0]  # beyond the largest θ
     assert GRID[found.threshold_at(10.3)] == pytest.approx(0.4)
+
+
+def test_a_curve_that_ends_before_the_loss_decides_nothing_in_that_direction() -> None:
+    """A head whose curve ended earlier was "behind" one that loses as much at θ = 0.4."""
+    long = head(0, 0.0)
+    short = Tradeoff(GRID[:3], long.lost[:3], long.lost_of, long.won[:3], long.won_per[:3])  # loses up to 5 %
+    (_, more) = at_equal_loss({"short": [short], "long": [long]}, 10.0)
+    assert more["difference"] > 1 and more["verdict"] == "undecided"
+    assert more["difference_low"] is None and more["difference_high"] > 1 and more["reached"]
+    (before, less) = at_equal_loss({"long": [long], "short": [short]}, 10.0)
+    assert less["difference"] < -1 and less["verdict"] == "undecided" and not less["reached"]
+    assert less["difference_high"] is less["value_high"] is None and less["difference_low"] < -1
+    assert before["value_low"] < before["value"] < before["value_high"]
+    better = head(0, 1.0)  # loses nothing up to θ = 0.2: ahead even by what its curve shows
+    ended = Tradeoff(GRID[:8], better.lost[:8], better.lost_of, better.won[:8], better.won_per[:8])
+    (_, ahead) = at_equal_loss({"long": [long], "ended": [ended]}, 10.0)
+    assert not ahead["reached"] and ahead["verdict"] == "ahead" and ahead["difference_high"] is None
+
+
+def test_resamples_without_anything_to_lose_are_left_out() -> None:
+    """One of them made every interval NaN."""
+    few = head(0, 0.0, problems=8)
+    lost_of = np.array([1.0] + [0.0] * 7)
+    one = Tradeoff(GRID, few.lost * lost_of, lost_of, few.won, few.won_per)
+    for row in at_equal_loss({"a": [one], "b": [one]}, 10.0):
+        assert all(value is None or np.isfinite(value) for value in row.values() if isinstance(value, float | None))
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=6, max_size=6), min_size=1, max_size=4))
