@@ -20,7 +20,7 @@ from testbed.decision_head.settings import Relabelling, Training
 from testbed.decision_head.train import OnEpoch, train_head
 from testbed.errors import BadInput
 from testbed.experiments.results.claims import reserved
-from testbed.models.bundle import bundled
+from testbed.models.bundle import bundled, head_directory
 
 
 class Labelled(NamedTuple):
@@ -110,7 +110,7 @@ def evaluate_on(head: Path, directory: Path, config: Relabelling, tokenizer: Pat
     """Evaluate a head on labelled episodes of the pair it was trained for.
 
     Args:
-        head: directory of the head.
+        head: directory of the head, or `bundled` or `bundled:NAME`.
         directory: labelled episodes.
         config: relabels the episodes, to evaluate the head by channel quality.
         tokenizer: directory of tokenizer.json, for the digit rule; None: the bundled one if the target is bundled.
@@ -118,7 +118,7 @@ def evaluate_on(head: Path, directory: Path, config: Relabelling, tokenizer: Pat
     Raises:
         BadInput: unreadable head or episodes, or episodes of another pair.
     """
-    loaded, data = load_head(head), labelled(directory)
+    loaded, data = load_head(head_directory(str(head))), labelled(directory)
     check_fits(
         loaded.info,
         target_fingerprint=data.meta.target_fingerprint,

@@ -220,3 +220,19 @@ def test_convert_refuses_in_one_line_and_writes_nothing(line: str, said: str, he
 @pytest.mark.parametrize("command", ["convert", "fading"])
 def test_help_has_examples(command: str) -> None:
     assert f"testbed channel {command}" in call(f"{command} --help").output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--uplink-time 0.3", "--uplink-time has no effect under fdd"),
+        ("--k-db 3", "--k-db has no effect with --fading rayleigh"),
+        ("--fading none --coherence 2", "--coherence has no effect without fading"),
+        ("--burst 2", "--burst has no effect without --loss"),
+        ("--blockage-for 2", "--blockage-for has no effect without --blockage-every"),
+        ("--others-stay 2", "--others-stay has no effect without --others"),
+    ],
+)
+def test_options_of_fading_that_have_no_effect_are_refused(here: Path, options: str, said: str) -> None:
+    assert said in refusal(f"fading --distance 50 --seconds 3 --step 0.5 --out a.csv {options}")
+    assert not (here / "a.csv").exists()

@@ -49,3 +49,8 @@ def test_what_is_no_head_or_channel_is_refused_in_one_line(
     captured = capfd.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and said in captured.err
     assert not (tmp_path / "out").exists()
+
+
+def test_options_of_decoding_are_refused_where_nothing_is_decoded(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["head", "compare", "a=bundled", "--episodes", "e", "--prompts", "7"]) == 2
+    assert "--prompts has no effect with --episodes" in capfd.readouterr().err

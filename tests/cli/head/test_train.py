@@ -119,7 +119,7 @@ def test_what_is_missing_is_named(here: Path) -> None:
     assert "head collect" in refusal("train nowhere --out head")
     assert "head collect" in refusal("relabel nowhere --out r.safetensors --json")
     assert "head relabel" in refusal("train episodes --relabelled none --out head")
-    assert "head.json" in refusal("eval nothing --episodes episodes")
+    assert "no decision head at nothing" in refusal("eval nothing --episodes episodes")
     assert "not a directory" in refusal("relabel episodes --out no/such/r.safetensors")
     assert "leave out --relabelled" in refusal("train episodes --no-csi --relabelled r.safetensors --out head")
     assert "leave out --relabelled" in refusal("train episodes --no-relabel --relabelled r.safetensors --out head")
