@@ -115,6 +115,19 @@ def check_sampling(asked: Sampling, names: Sequence[str]) -> None:
             raise BadInput(f"{what} for {', '.join(able)}, not for {', '.join(names)}")
 
 
+def check_temperature(asked: Sampling, names: Sequence[str]) -> None:
+    """Refuse a temperature where all of these methods decode greedily. Not for sweeps, some of whose points may.
+
+    Raises:
+        BadInput: all do, or top-k or top-p are given at temperature 0.
+    """
+    if asked.greedy and (asked.top_k or asked.top_p < 1):
+        raise BadInput("top-k and top-p need a temperature above 0")
+    if not asked.greedy and all(run_method(name).sampling(asked).greedy for name in names):
+        able = ", ".join(kind for kind, one in methods().items() if not one.sampling(asked).greedy)
+        raise BadInput(f"a temperature is for {able} and for coupled sampling, not for {', '.join(names)}")
+
+
 def round_trips(protocol: str, queried: int) -> int:
     """Round trips of a round with `queried` positions, as its protocol's `payload` has it; 1 without a protocol."""
     known = PROTOCOLS.get(protocol)

@@ -103,6 +103,8 @@ CASES = [
     (["channel", "cost", "--window", "0"], "1 token or more"),
     (["channel", "cost", "--protocol", "pigeon"], "known: greedy, fh, sh, rejection, split"),
     (["channel", "cost", "--uplink-mbps", "0"], "positive"),
+    (["ue", "run", "--protocol", "greedy,fh", "--temperature", "0.7"], "and for coupled sampling, not for greedy, fh"),
+    (["demo", "--methods", "greedy", "--top-k", "3"], "top-k and top-p need a temperature above 0"),
     (["channel", "cost", "--queried", "5"], "--queried has no effect with protocol greedy; leave it out"),
     (["channel", "cost", "--hidden-bits", "4"], "--hidden-bits has no effect with protocol greedy"),
     (["channel", "cost", "--protocol", "coupled", "--hidden", "96"], "--hidden has no effect with protocol coupled"),

@@ -42,7 +42,10 @@ def demo(
     """
     from testbed.experiments.results.traffic import by_meaning
     from testbed.experiments.runs.demo import run_demo
+    from testbed.protocols.methods import check_temperature
+    from testbed.ue.run import sampling_of
 
+    check_temperature(sampling_of(config), config.methods)
     if resume and out is None:
         raise BadInput("--resume needs --out DIR, the directory of the demo to resume")
     directory = out or Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"

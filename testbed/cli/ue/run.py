@@ -62,7 +62,10 @@ def run(
     """
     from testbed.experiments.runs.journal import check_folder
     from testbed.experiments.runs.uerun import run_ue
+    from testbed.protocols.methods import check_temperature
+    from testbed.ue.run import sampling_of
 
+    check_temperature(sampling_of(config), config.methods)
     if out is not None and not resume:
         check_folder(out)
     with _explained(out):

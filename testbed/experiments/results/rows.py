@@ -104,10 +104,11 @@ def by_category(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _looked(outcomes: Sequence[Outcome], lookahead: Ahead) -> float:
-    """The lookahead of a run, or the mean over its rounds where each window chose its own."""
-    if isinstance(lookahead, int):
+    """The lookahead of a run, or the mean over its rounds where each window chose its own, as in streams."""
+    rounds = [round_ for outcome in outcomes for round_ in outcome.record.rounds]
+    if isinstance(lookahead, int) and not any(round_.streamed for round_ in rounds):
         return lookahead
-    return float(np.mean([r.lookahead for o in outcomes for r in o.record.rounds]))
+    return float(np.mean([round_.lookahead for round_ in rounds]))
 
 
 def _settings(
