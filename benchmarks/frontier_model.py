@@ -3,7 +3,8 @@
 The models get the drafting time and the pass times of the profile, RTT and rate of the point, and the acceptance rate
 of the run: by position in windows, one for all tokens of a stream. Windows and `lookahead` are as configured; a stream
 is expected to be as fast as its best setting. `auto`, which may not draft at all, gets the acceptance rate of `stream`
-at the same point.
+at the same point; under FH and SH, which have no streams, it has no expected speed. A rejection under SH costs the trip
+of the hidden states that the base station asks for.
 
 Run: python benchmarks/frontier_model.py SWEEP_DIRECTORY [--rows FILE.csv]
 """
@@ -41,9 +42,12 @@ class Measured(NamedTuple):
     by_position: tuple[float, ...]
     """The same of each position in a window."""
     up_bytes: float
-    """Mean of a round, the prompt included."""
+    """Mean of a round, the prompt included, without what the base station asks for."""
+    asked_bytes: float = 0.0
+    """Mean of what it asks for after a rejection."""
 
 
+NO_STREAMS = ("fh", "sh")
 STREAMS = ("stream", "auto, target waits", "auto")
 
 
@@ -58,10 +62,18 @@ def measured(part: RowSource) -> Measured:
     else:
         misses = sum(took < had for took, had in zip(accepted, drafted, strict=True))
         alpha = sum(accepted) / max(1, sum(accepted) + misses)
-    up = sum(requests["uplink_bytes"].to_pylist()) / len(drafted)
-    return Measured(
-        tokens, sum(requests["latency_s"].to_pylist()), tuple(lengths), alpha, _by_position(drafted, accepted), up
-    )
+    up, asked = _bytes(rounds, sum(requests["uplink_bytes"].to_pylist()))
+    seconds, rates = sum(requests["latency_s"].to_pylist()), _by_position(drafted, accepted)
+    return Measured(tokens, seconds, tuple(lengths), alpha, rates, up, asked)
+
+
+def _bytes(rounds: Any, total: int) -> tuple[float, float]:
+    """Mean uplink bytes of a round, and of what is asked for in the rounds that have a second exchange."""
+    sent, queried = rounds["uplink_bytes"].to_pylist(), rounds["queried"].to_pylist()
+    plain = [one for one, count in zip(sent, queried, strict=True) if not count]
+    second = len(sent) - len(plain)
+    asked = (sum(sent) - len(sent) * sum(plain) / len(plain)) / second if second and plain else 0.0
+    return (total - asked * second) / len(sent), asked
 
 
 def _by_position(drafted: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
@@ -90,7 +102,8 @@ def expected_s(row: dict[str, Any], found: Measured, profile: Profile) -> float:
         alone_s = pass_s if row["series"] == "auto" else best_s
         return found.tokens * min(best_s, alone_s) + len(found.lengths) * link_s
     verify_s = profile.verify.pass_s([PassWork(window, window + 1, 0)])
-    waits = Waits(draft_s, link_s + verify_s, verify_s)
+    again_s = row["rtt_ms"] / 1e3 + 8 * found.asked_bytes / (row["uplink_mbps"] * 1e6) if found.asked_bytes else 0.0
+    waits = Waits(draft_s, link_s + verify_s, verify_s, again_s)
     return sum(response_s(one, window, found.by_position, waits, lookahead or 0) for one in found.lengths)
 
 
@@ -103,7 +116,10 @@ def main() -> None:
     (shown,) = load_all([options.sweep])
     rows, alphas = list[dict[str, Any]](), dict[tuple[Any, ...], float]()
     for part in sorted(shown.parts, key=lambda part: part.row["series"] == "auto"):
-        row, found = part.row, measured(part)
+        row = part.row
+        if row["series"] == "auto" and row["method"] in NO_STREAMS:
+            continue
+        found = measured(part)
         profile = value_of(part, "profile")
         place = (profile, row["rtt_ms"], row["uplink_mbps"])
         if row["series"] == "auto":
@@ -112,7 +128,8 @@ def main() -> None:
             alphas[place] = found.alpha
         seconds = expected_s(row, found, load_profile(profile))
         rows.append({
-            "profile": profile, "rtt_ms": row["rtt_ms"], "uplink_mbps": row["uplink_mbps"], "series": row["series"],
+            "method": row["method"], "profile": profile, "rtt_ms": row["rtt_ms"], "uplink_mbps": row["uplink_mbps"],
+            "series": row["series"],
             "alpha": round(found.alpha, 3), "tokens_per_s": round(found.tokens / found.seconds, 2),
             "model_tokens_per_s": round(found.tokens / seconds, 2), "ratio": round(found.seconds / seconds, 3),
         })  # fmt: skip
