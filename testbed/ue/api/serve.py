@@ -185,7 +185,8 @@ def web_settings(service: Service) -> uvicorn.Config:
     """Settings of the web server."""
     return uvicorn.Config(
         make_app(service), http=BoundedHttp, ws="none", lifespan="off", log_config=None, log_level="error",
-        access_log=False, backlog=BACKLOG, limit_concurrency=service.requests + SPARE, timeout_graceful_shutdown=GRACE_S,
+        access_log=False, backlog=BACKLOG,
+        limit_concurrency=service.requests + SPARE, timeout_graceful_shutdown=GRACE_S,
     )  # fmt: skip
 
 
