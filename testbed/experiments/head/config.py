@@ -13,7 +13,7 @@ from testbed.decision_head.settings import Quality
 from testbed.errors import BadInput
 from testbed.options import option
 
-THRESHOLDS = (2, 4, 6, 8, 11, 14, 18, 24, 32, 48)
+THRESHOLDS = (2, 4, 6, 8, 11, 14, 18, 24, 32, 48, 64, 96, 128, 192, 256)
 """θ in units of 1/256."""
 
 
