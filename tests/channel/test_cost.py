@@ -55,7 +55,7 @@ def test_a_round_by_hand(kind: str, queried: int, up_bits: int, down_bits: int, 
 def test_the_command_line_agrees(
     kind: str, window: int, queried: int, up: float, down: float, per: float, rtt_ms: float
 ) -> None:
-    queried = min(queried, window)
+    queried = min(queried, window) if kind == "sh" else 0
     done = CliRunner().invoke(app, [
         "cost", "--protocol", kind, "--window", str(window), "--vocab", "32000", "--hidden", "96", "--queried",
         str(queried), "--uplink-mbps", str(up), "--downlink-mbps", str(down), "--per-up", str(per), "--per-down",

@@ -107,7 +107,6 @@ CASES = [
     (["demo", "--methods", "greedy", "--top-k", "3"], "top-k and top-p need a temperature above 0"),
     (["channel", "cost", "--queried", "5"], "--queried has no effect with protocol greedy; leave it out"),
     (["channel", "cost", "--hidden-bits", "4"], "--hidden-bits has no effect with protocol greedy"),
-    (["channel", "cost", "--protocol", "coupled", "--hidden", "96"], "--hidden has no effect with protocol coupled"),
     (["channel", "cost", "--protocol", "fh", "--q-top", "8"], "--q-top has no effect with protocol fh"),
     (["channel", "emulate", "--channel", "kind=virtual"], "kind=proxy"),
     (["channel", "emulate", "--listen", "localhost"], "tcp://HOST:PORT"),

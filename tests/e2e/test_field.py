@@ -275,7 +275,10 @@ def test_deploy_asks_agents_how_they_stand_and_passes_over_silent_ones(
         place = f"name: desk, distance_m: 2, ue: '{address}', ue_keys: '{tmp_path / 'lab'}'"
         plan.write_text(f"{{drafter: '{drafter}', places: [{{{place}}}], methods: [{{name: g, protocol: greedy}}]}}")
         (row,) = run("field", "deploy", str(plan), "--json")["agents"]
-        assert (tmp_path / "agent" / "files" / row["files"][0]).read_bytes() == drafter.read_bytes()
+        (stored,) = (tmp_path / "agent" / "files").glob(
+            f".*/{row['files'][0]}"
+        )  # in the folder of the lab machine's key
+        assert stored.read_bytes() == drafter.read_bytes()
         assert abs(row["clock"]["offset_s"]) <= row["clock"]["error_s"]  # one machine, one clock
         assert row["places"] == ["desk"] and row["error"] is None
         silent = "name: lost, distance_m: 9, ue: 'tcp://127.0.0.1:1'"

@@ -85,15 +85,17 @@ def cost(config: CostOptions, as_json: AsJson = False) -> None:
 
 
 def _unused(protocol: RoundProtocol, config: CostOptions, sizes: Sizes) -> list[str]:
-    """Options without which no round of this window costs anything else."""
+    """Options of the protocol without which no round of this window costs anything else; sizes of models are given for
+    all protocols alike.
+    """
     rounds = sorted({0, 1, config.window})
 
     def costs(sizes: Sizes) -> list[Payload]:
         return [protocol.payload(config.window, queried, sizes) for queried in rounds]
 
     plain = CostOptions()
-    fields = {name: name for name in ("hidden_bits", "scale_bits", "q_top", "q_bits")} | {"hidden": "hidden_size"}
-    found = [one for one, of in fields.items() if costs(sizes._replace(**{of: getattr(plain, one)})) == costs(sizes)]
+    fields = ("hidden_bits", "scale_bits", "q_top", "q_bits")
+    found = [one for one in fields if costs(sizes._replace(**{one: getattr(plain, one)})) == costs(sizes)]
     return found if len(set(costs(sizes))) > 1 else [*found, "queried"]
 
 

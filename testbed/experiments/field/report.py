@@ -9,7 +9,7 @@ from testbed.config import resolved
 from testbed.errors import BadInput, EngineError
 from testbed.experiments.field.contention import contention
 from testbed.experiments.field.devices.base import Say
-from testbed.experiments.field.log import CELL, FieldLog
+from testbed.experiments.field.log import NOTE, VISIT, FieldLog
 from testbed.experiments.field.plan import FieldPlan, examples_of
 from testbed.experiments.field.replay import Progress, VirtualPair, record_links
 from testbed.experiments.field.rows import agreement, field_rows
@@ -79,6 +79,6 @@ def _document(log: FieldLog, emulated: bool, rows: Rows, notes: list[str]) -> di
         "emulated": emulated,
         "left": progress_of(log)["left"],
         "agreement": agreement(rows),
-        "visits": [event for event in log.events if event["event"] != CELL],
+        "visits": [event for event in log.events if event["event"] in (VISIT, NOTE)],
         "notes": notes,
     }
