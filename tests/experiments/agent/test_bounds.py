@@ -176,7 +176,7 @@ def test_one_lab_machine_leaves_room_for_orders_of_others(tmp_path: Path, monkey
 
 
 def test_an_order_that_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
-    """With all defaults its header is longer than the agent reads: such orders filled the disk, uncounted."""
+    """Its header with all defaults is longer than the agent reads. Such orders filled the disk and were not counted."""
     agent = Agent(AgentSetup("", tmp_path), lambda _: None)
     long = Order(id="x", what=Running(RunConfig(), digests={f"{n:03}": "0" * 32 for n in range(100)}))
     refuse(lambda: agent.answer(long, {}), ProtocolError, "header of")

@@ -128,6 +128,16 @@ def test_runs_are_collected_from_the_others(agents: tuple[SocketAgent, SocketAge
     assert "Ask" in agents[1].asked
 
 
+def upload(agent: SocketAgent, file: Path) -> None:
+    """Upload a file as `a`, and close both ends."""
+    try:
+        connection = AgentConnection(agent.address, None)
+        connection.put("a", file)
+        connection.close()
+    finally:
+        agent.close()
+
+
 @pytest.mark.parametrize("step", [0, 1, -5])
 def test_an_upload_that_gets_nowhere_ends(step: int, tmp_path: Path) -> None:
     """It was sent again without end."""
@@ -158,25 +168,15 @@ def test_an_upload_over_a_slow_link_takes_no_copy_for_a_restart(
         return Stored(name="a", size=stored), {}
 
     agent = SocketAgent({"Put": put})
-    try:
-        connection = AgentConnection(agent.address, None)
-        connection.put("a", file)
-        connection.close()
-    finally:
-        agent.close()
+    upload(agent, file)
     assert stored == 100
 
 
 def test_an_upload_begins_again_where_the_agent_discards_it(tmp_path: Path) -> None:
     (file := tmp_path / "a").write_bytes(bytes(100))
-    sizes = iter([0, 0, 100])
+    sizes = iter([50, 0, 100])
     agent = SocketAgent({"Put": lambda put: (Stored(name=put.name, size=next(sizes)), {})})
-    try:
-        connection = AgentConnection(agent.address, None)
-        connection.put("a", file)
-        connection.close()
-    finally:
-        agent.close()
+    upload(agent, file)
 
 
 def test_a_false_file_is_the_agents_fault(tmp_path: Path) -> None:
