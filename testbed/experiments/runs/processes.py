@@ -140,7 +140,7 @@ def _wait_ready(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The first line that is a document, out of the lines `said` on stdout (None: its end)."""
-    begun_s = time.monotonic()
+    begun_s, stopped_s = time.monotonic(), None
     while True:
         elapsed_s = time.monotonic() - begun_s
         try:
@@ -148,6 +148,7 @@ def _wait_ready(
         except queue.Empty:
             if (elapsed_s := time.monotonic() - begun_s) >= ready_s:
                 raise TestbedError(f"the {name} was not ready within {ready_s:g} s") from None
+            stopped_s = check_stopped(f"the {name}", process.pid, stopped_s)
             say(f"the {name} is loading, {elapsed_s:.0f} s")
             continue
         if line is None:

@@ -107,6 +107,14 @@ def test_a_death_before_it_is_ready_says_why(program: str, reason: str, script: 
     assert not isinstance(caught.value, BadInput)
 
 
+def test_one_that_is_stopped_while_it_loads_is_noticed(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LINE_S", 0.2)
+    monkeypatch.setattr(processes, "STOPPED_S", 1.0)
+    script("os.kill(os.getpid(), signal.SIGSTOP)")
+    with pytest.raises(TestbedError, match="has been stopped for"), processes.base_station(ServeConfig(), ready_s=20):
+        pass
+
+
 @pytest.mark.parametrize("words", ["", "sys.stdout.write('{\"ready\": ')\nsys.stdout.flush()\n"])
 def test_one_that_is_never_ready_is_given_up_and_ended(words: str, script: Script) -> None:
     pid = script(words + "time.sleep(600)")
