@@ -80,11 +80,11 @@ ChunkTokens = Annotated[
 ]  # fmt: skip
 KvType = Annotated[Literal["f16", "f32"], option("Type of the drafter's KV cache.", panel="Models")]
 DrafterThreads = Annotated[
-    int | None, option("CPU threads of the drafter. Default: as for `bs serve`, 8 at most.", least=1)
+    int | None, option("CPU threads of the drafter. Default: as for `bs serve`, 8 at most.", least=1, most=512)
 ]
 EngineThreads = Annotated[
     int | None,
-    option("CPU threads of the engine. Default: all cores but one; for large models at least two.", least=1),
+    option("CPU threads of the engine. Default: all cores but one; for large models at least two.", least=1, most=512),
 ]
 GpuLayers = Annotated[int, option("Layers of the drafter on a GPU; -1 for all.", least=-1, unit="layers")]
 Csi = Annotated[
