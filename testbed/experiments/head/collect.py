@@ -22,7 +22,7 @@ from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.decoding import POLICIES, Episode, EpisodeSetup, chunk_of, decode_episode
 from testbed.experiments.head.summary import summary
 from testbed.experiments.inputs.pair import pair_paths
-from testbed.experiments.inputs.scorers import scorer
+from testbed.experiments.inputs.scorers import answer_scorer
 from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
@@ -52,7 +52,7 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
         EngineError: the engine failed; chunks already written are kept.
     """
     check(config)
-    score = scorer(config.scorer)
+    score, _ = answer_scorer(config.scorer)  # labels compare with the target's own answer in any case
     target, drafter_path = pair_paths(config.model, config.drafter, config.engine)
     sizes = _sizes(config, target)
     work = _work(config, target, drafter_path)

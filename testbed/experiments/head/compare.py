@@ -7,7 +7,7 @@ Problems are decoded in blocks, each kept in a file, so that an interrupted comp
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from testbed.experiments.head.config import CompareConfig
 from testbed.experiments.head.equal_loss import Reals, Tradeoff, at_equal_loss
 from testbed.experiments.head.judged import JudgedSetup, decode_judged
 from testbed.experiments.inputs.pair import target_for
-from testbed.experiments.inputs.scorers import expected, scorer
+from testbed.experiments.inputs.scorers import answer_scorer, expected
 from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import Lockstep
@@ -131,8 +131,8 @@ def _split(config: CompareConfig, name: str) -> ProblemSplit:
     prompts = work.prompts[first:]
     if len(prompts) < count:
         raise BadInput(f"{dataset} has fewer than {count} problems after the first {first}")
-    score = scorer(config.scorer)
-    if any(expected(prompt.example, score) is None for prompt in prompts):
+    score, agreement = answer_scorer(config.scorer)
+    if not agreement and any(expected(prompt.example, score) is None for prompt in prompts):
         raise BadInput(f"{dataset} has problems without a reference answer")
     return ProblemSplit(name, Workload(prompts, [], work.prompter, work.drafter), range(0, count, BLOCK))
 
@@ -166,13 +166,18 @@ class CompareBench:
             csi = config.channels[channel].csi
             return JudgedSetup(source, self._task, config.window, judge, csi, threshold)
 
-        outcomes = {STRICT: self._run(engine, prompts, setup(StrictJudge(), drafter, 0, 0.0))}
+        found = {STRICT: self._run(engine, prompts, setup(StrictJudge(), drafter, 0, 0.0))}
         for one in settings:
             source = StatesAfter(drafter) if one.head.info.states == "after" else drafter
             for threshold in config.thresholds:
                 judged = setup(HeadJudge(one.head), source, one.channel, threshold)
-                outcomes[one.key(threshold)] = self._run(engine, prompts, judged)
-        return ProblemBlock(outcomes)
+                found[one.key(threshold)] = self._run(engine, prompts, judged)
+        score, agreement = answer_scorer(config.scorer)
+        wanted = found[STRICT][0] if agreement else [expected(prompt.example, score) for prompt in prompts]
+        return ProblemBlock({
+            key: ([one is not None and one == want for one, want in zip(answers, wanted, strict=True)], tokens, rounds)
+            for key, (answers, tokens, rounds) in found.items()
+        })  # fmt: skip
 
     def _drafts(self) -> MemoDrafter:
         return MemoDrafter(self.drafter, depends_on_passes(self.split.work.drafter))
@@ -180,19 +185,18 @@ class CompareBench:
     @property
     def _task(self) -> AnswerTask:
         assert self.split.work.prompter is not None
-        text, score = self.split.work.prompter.text, scorer(self.config.scorer)
+        text, (score, _) = self.split.work.prompter.text, answer_scorer(self.config.scorer)
         return AnswerTask(Completer(self.target.end_ids), self.config.max_tokens, text, score)
 
     def _run(
         self, engine: MemoEngine, prompts: Sequence[Prompt], setup: JudgedSetup
-    ) -> tuple[list[bool], list[int], list[int]]:
-        """Whether each answer is right, its tokens and its rounds."""
+    ) -> tuple[list[Hashable], list[int], list[int]]:
+        """Each answer, its tokens and its rounds."""
         lockstep, task = Lockstep(engine, self.config.concurrency), setup.task
         found = dict(lockstep.run(decode_judged(setup, i, prompt.ids) for i, prompt in enumerate(prompts)))
         outputs = [found[i] for i in range(len(prompts))]
-        wanted = [expected(prompt.example, task.scorer) for prompt in prompts]
-        right = [task.scorer(task.text(o.token_ids)) == want for o, want in zip(outputs, wanted, strict=True)]
-        return right, [len(o.token_ids) for o in outputs], [o.rounds for o in outputs]
+        answers = [task.scorer(task.text(o.token_ids)) for o in outputs]
+        return answers, [len(o.token_ids) for o in outputs], [o.rounds for o in outputs]
 
 
 def _tradeoff(config: CompareConfig, one: HeadSetting, blocks: Sequence[ProblemBlock]) -> Tradeoff:

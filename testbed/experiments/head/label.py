@@ -22,7 +22,7 @@ from testbed.experiments.head.decoding import label_of
 from testbed.experiments.head.summary import summary
 from testbed.experiments.inputs.marks import check_builtin
 from testbed.experiments.inputs.pair import target_for
-from testbed.experiments.inputs.scorers import scorer
+from testbed.experiments.inputs.scorers import answer_scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep
@@ -47,7 +47,7 @@ def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, pro
     meta = store.open()
     if chosen is None:
         check_builtin(meta.scorer, directory, f"give --scorer {meta.scorer}")
-    score = scorer(chosen or meta.scorer)
+    score, _ = answer_scorer(chosen or meta.scorer)
     with no_downloads(config.model is None):  # the collection's own: a directory of others must not choose
         target = _target(store, config)
     choose(store, chosen)

@@ -7,7 +7,7 @@ features gets one θ for all channels; a head without, one θ per channel.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from testbed.errors import BadInput
 from testbed.experiments.head.config import Goal, TuneConfig
 from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.inputs.profile import load_profile
-from testbed.experiments.inputs.scorers import expected, scorer
+from testbed.experiments.inputs.scorers import answer_scorer, expected
 from testbed.experiments.runs.execute import Watch
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
@@ -68,6 +68,8 @@ class Problems:
 
     work: Workload
     models: Models
+    wanted: list[Hashable]
+    """Per problem: the answer that is right, the reference's or the target's own; None: unknown, so that none is."""
     right: list[bool]
     """Per problem: whether the target alone solves it."""
 
@@ -89,7 +91,10 @@ def load_problems(config: TuneConfig, progress: Progress) -> Problems:
     models = load_models(model, config.engine, config.dtype, run, work, hidden=True)
     progress(f"{len(prompts)} problems by the target alone")
     outcomes = _decode(config, run, work, models, config.goals[0], None)
-    return Problems(work, models, _right(config, work, outcomes))
+    score, agreement = answer_scorer(config.scorer)
+    own = _answers(config, work, outcomes)
+    wanted = own if agreement else [expected(prompt.example, score) for prompt in prompts]
+    return Problems(work, models, wanted, _right(own, wanted))
 
 
 def tune(
@@ -140,7 +145,7 @@ def choose(trials: Sequence[Trial], sees_channel: bool, errors: float) -> tuple[
 def _try(head: DecisionHead, config: TuneConfig, problems: Problems, goal: Goal, threshold: float) -> Trial:
     run = _run_config(config, ("fh",), threshold, head.info.hidden_bits)
     outcomes = _decode(config, run, problems.work, problems.models, goal, HeadJudge(head))
-    right = _right(config, problems.work, outcomes)
+    right = _right(_answers(config, problems.work, outcomes), problems.wanted)
     lost = [100.0 * (own - mine) for own, mine in zip(problems.right, right, strict=True)]
     rounds = [len(o.record.rounds) for o in outcomes]
     return Trial(
@@ -177,9 +182,13 @@ def _decode(
     return run_virtual(run, work, watch, channel, load_profile(config.profile), models, judge=judge)
 
 
-def _right(config: TuneConfig, work: Workload, outcomes: Sequence[Outcome]) -> list[bool]:
-    """Whether each problem's answer is the reference answer."""
+def _answers(config: TuneConfig, work: Workload, outcomes: Sequence[Outcome]) -> list[Hashable]:
+    """The answer of each problem's output; None: it has none."""
     assert work.prompter is not None
-    score = scorer(config.scorer)
+    score, _ = answer_scorer(config.scorer)
     texts = {o.request: work.prompter.text(o.record.token_ids) for o in outcomes}
-    return [score(texts[i]) == expected(prompt.example, score) for i, prompt in enumerate(work.prompts)]
+    return [score(texts[i]) for i in range(len(work.prompts))]
+
+
+def _right(answers: Sequence[Hashable], wanted: Sequence[Hashable]) -> list[bool]:
+    return [answer is not None and answer == want for answer, want in zip(answers, wanted, strict=True)]

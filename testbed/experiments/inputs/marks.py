@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.sandbox import passes, program_of
-from testbed.experiments.inputs.scorers import AGREEMENT, SCORERS, Scorer, expected, scorer
+from testbed.experiments.inputs.scorers import AGREEMENT, SCORERS, Scorer, answer_scorer, expected
 
-CODE = "code"
+LOG = logging.getLogger(__name__)
+CODE, DEFAULT = "code", "number"
 
 
 class Mark(NamedTuple):
@@ -41,10 +43,30 @@ def marker(name: str, run_code: bool = False) -> Marker:
                 "scorer code runs programs that the model wrote, with limits but not safely: give --run-code"
             )
         return _code
-    kind, colon, answer = name.partition(":")
-    if kind == AGREEMENT:
-        return _agreement(scorer(answer) if colon else SCORERS["exact"])
-    return by_answer(scorer(name))
+    score, agreement = answer_scorer(name)
+    return _agreement(score) if agreement else by_answer(score)
+
+
+def check_references(name: str, examples: Sequence[Example]) -> None:
+    """Refuse scorer `code` where no example has a test; warn of reference answers that a scorer cannot read.
+
+    Raises:
+        BadInput: no tests, or a user's scorer failed.
+    """
+    if name == CODE:
+        if not any(example.program for example in examples):
+            raise BadInput("scorer code needs prompts with a test, as HumanEval's are, and this data set has none")
+        return
+    score, agreement = answer_scorer(name)
+    if agreement:
+        return
+    given = [example for example in examples if example.answer is not None]
+    unread = [example for example in given if expected(example, score) is None]
+    if unread and (len(unread) < len(given) or name != DEFAULT):
+        LOG.warning(
+            "scorer %s finds no answer in %d of %d reference answers, the first %.40r: outputs for them are not judged",
+            name, len(unread), len(given), unread[0].answer,
+        )  # fmt: skip
 
 
 def check_builtin(name: str, where: object, remedy: str) -> None:

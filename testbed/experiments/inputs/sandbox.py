@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import os
@@ -12,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from testbed.experiments.inputs.formats import Example
@@ -23,19 +23,28 @@ LIMITS = {"CPU": 5, "AS": 2**30, "FSIZE": 2**20, "NOFILE": 32, "NPROC": 16, "COR
 PASSED = 77
 """Exit code of a program that ran to its end, which `sys.exit` within it does not give."""
 LAUNCHER = f"""
-import os, resource
+import os, resource, sys, types
 source = compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")
 for name, most in {LIMITS!r}.items():
     kind = getattr(resource, "RLIMIT_" + name)
     hard = resource.getrlimit(kind)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (most, most))
-exec(source, {{"__name__": "program"}})
+program = sys.modules["program"] = types.ModuleType("program")  # where dataclasses look up their annotations
+try:
+    exec(source, program.__dict__)
+except SystemExit:
+    os._exit(1)
 os._exit({PASSED})
 """
 STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n@", "\n```")
 """Where a completion ends that is no block of code: HumanEval's stop sequences."""
-FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
+FENCE = re.compile(
+    r"^(?P<indent>[ \t]*)(?P<fence>```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n`]*\n(?P<block>.*?)(?:^[ \t]*(?P=fence)|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+"""A block of code in Markdown."""
+LANGUAGES = ("", "python", "py", "python3", "py3")
 ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
 """Runs a command without network and in a process namespace of its own, all of which ends with it."""
 
@@ -47,7 +56,8 @@ def program_of(example: Example, text: str) -> str | None:
     """
     assert example.program is not None
     defined = re.compile(rf"^(async )?def {example.program.entry_point}\(", re.MULTILINE)
-    blocks: list[str] = [block for block in FENCE.findall(text) if block.strip()]
+    text = text.replace("\r\n", "\n")
+    blocks = [block for block in map(_block, FENCE.finditer(text)) if block.strip()]
     whole = next((block for block in blocks if defined.search(block)), None)
     if whole is None and not blocks and defined.search(text):
         whole = text[: text.find("\n```")] if "\n```" in text else text
@@ -56,10 +66,19 @@ def program_of(example: Example, text: str) -> str | None:
     else:
         source = example.question + _cut(blocks[0] if blocks else text)
     try:
-        ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd literals
+            compile(source, "program.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return source
+
+
+def _block(found: re.Match[str]) -> str:
+    """The Python in a block, without the indent of its fence; empty: it is in another language."""
+    if found["language"].lower() not in LANGUAGES:
+        return ""
+    return re.sub(rf"^{found['indent']}", "", found["block"], flags=re.MULTILINE)
 
 
 def _begin(defined: re.Pattern[str], prompt: str) -> int:

@@ -23,19 +23,27 @@ def _whole(text: str) -> str:
 
 AGREEMENT = "agreement"
 """Scorer that compares with the target's own output, or `agreement:NAME` with its answer by scorer NAME."""
+_OPEN = r"[*_(\[]*"
+_LETTER = (
+    r"([B-HJ]\b(?!['’])|A\b(?!['’]|\s+(?!because\b|since\b|as\b|due\b|is\b)[a-z])|I\b(?!['’]|\s+[a-z])"
+    r"|[a-j](?=[)\]*_]|[.,;]?\s*$))"
+    rf"(?![*_)\]]*\s*(?:or\b|and\b|[/,&])\s*{_OPEN}[A-Ja-j]\b)"
+)
+"""A letter that is no word of a sentence, and not one of several; a small one in brackets or at the end of a line."""
 SAID = re.compile(
-    r"(?i:answer|choice|option)\b(?:\s+(?i:is))?\s*(?::\s*)?[*_(\[]*([A-J])\b(?!['’])|\\boxed\{\(?([A-J])\)?\}"
+    rf"(?i:answer|choice|option)\b(?:\s+(?i:is))?\s*(?::\s*)?{_OPEN}{_LETTER}|\\boxed\{{\(?([A-J])\)?\}}", re.MULTILINE
 )
 """A letter that is said to be the answer."""
-ALONE = re.compile(r"\s*[*_(\[]*([A-J])(?:[).:\]*_]|\s*$)")
+ALONE = re.compile(rf"\s*{_OPEN}([A-J])(?:[).:\]*_]|\s*\Z)|\s*{_OPEN}([a-j])(?:\)|[.:]?\s*\Z)")
 """A letter at the begin of a text that a mark follows, or nothing."""
 
 
 def _choice(text: str) -> str | None:
     """The letter, A to J, that a text gives as its answer: the last one that is said to be it, or the first thing."""
     said = [one or boxed for one, boxed in SAID.findall(text)]
-    alone = ALONE.match(text)
-    return said[-1] if said else alone[1] if alone else None
+    if not said and (alone := ALONE.match(text)):
+        said = [alone[1] or alone[2]]
+    return said[-1].upper() if said else None
 
 
 SCORERS: dict[str, Scorer] = {"number": final_number, "exact": _whole, "choice": _choice}
@@ -61,6 +69,19 @@ def scorer(name: str) -> Scorer:
     if not callable(found):
         raise BadInput(f"scorer {name}: {where} has no function {function}")
     return _checked(name, found)
+
+
+def answer_scorer(name: str) -> tuple[Scorer, bool]:
+    """A scorer by name, and whether outputs are compared with the target's own by it (`agreement`, `agreement:NAME`)
+    rather than with reference answers.
+
+    Raises:
+        BadInput: see `scorer`.
+    """
+    kind, colon, answer = name.partition(":")
+    if kind != AGREEMENT:
+        return scorer(name), False
+    return scorer(answer if colon else "exact"), True
 
 
 def scorer_file(name: str) -> str | None:

@@ -14,7 +14,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.formats import Example, prompt_ids, worked_examples
-from testbed.experiments.inputs.marks import marker
+from testbed.experiments.inputs.marks import check_references, marker
 from testbed.experiments.inputs.padding import check_pad
 from testbed.experiments.inputs.state import check_csi
 from testbed.experiments.power.recorder import check_power
@@ -90,6 +90,8 @@ def prepare(config: RunConfig, given: Sequence[int | str] | None = None, turns: 
     shots = worked_examples(examples[len(examples) - config.shots :]) if config.shots else []
     prompter = Prompter(directory, config.prompt_format, shots)
     prompts = [Prompt(prompt_ids(prompter, e), e) for e in examples]
+    if given is None:
+        check_references(config.scorer, examples[:limit])
     rest = [p for p in prompts[limit : len(prompts) - config.shots] if not p.example.unanswered] or prompts[:1]
     return Workload(prompts[:limit], rest[: config.warmup], prompter, drafter)
 

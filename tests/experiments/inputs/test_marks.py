@@ -9,7 +9,7 @@ import pytest
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.formats import Example
-from testbed.experiments.inputs.marks import Mark, check_builtin, marker
+from testbed.experiments.inputs.marks import Mark, check_builtin, check_references, marker
 from testbed.experiments.inputs.scorers import scorer
 from testbed.experiments.results.quality import quality
 from tests.support.refusals import refuse
@@ -36,6 +36,17 @@ RIGHT, WRONG, UNREAD = Mark(True, True), Mark(True, False), Mark(False, False)
         ("I'd say Paris", None),
         ("Answer: Berlin", None),
         ("the answer is a number", None),
+        ("Answer: I don't know", None),
+        ("Answer: I think it is B", None),
+        ("Answer: I", "I"),
+        ("Answer: A or B", None),
+        ("Answer: (A) or (B)", None),
+        ("Answer: A because it floats", "A"),
+        ("Answer: A dog", None),
+        ("(b)", "B"),
+        ("b", "B"),
+        ("The answer is b", "B"),
+        ("The answer is **c**.", "C"),
         ("K", None),
         ("", None),
     ],
@@ -48,6 +59,16 @@ def test_choice() -> None:
     mark, example = marker("choice"), Example("Which?", "(B) iron")
     assert [mark(example, text, None) for text in ("Answer: B", "C", "iron")] == [RIGHT, WRONG, UNREAD]
     assert mark(Example("Which?"), "B", None) is None
+
+
+def test_scorers_that_nothing_can_be_judged_by(caplog: pytest.LogCaptureFixture) -> None:
+    refuse(lambda: check_references("code", [Example("a", "#### 1")]), BadInput, "test", "HumanEval")
+    check_references("choice", [Example("a", "(B)"), Example("b", "2"), Example("c")])
+    assert "no answer in 1 of 2 reference answers, the first '2'" in caplog.text
+    caplog.clear()
+    check_references("number", [Example("a", "a text"), Example("b")])
+    check_references("agreement:choice", [Example("a", "2")])
+    assert not caplog.text
 
 
 def test_agreement_is_with_the_targets_own_answer() -> None:

@@ -32,6 +32,14 @@ WHOLE = f"def double(x: int) -> int:\n{BODY}"
         f"```python\n{BODY}```",
         f"```python\nimport math\n```\n\n```python\n{WHOLE}```",
         f"```python\n{WHOLE}",
+        f"Install it:\n```bash\npip install nothing\n```\nThen:\n```python\n{WHOLE}```",
+        f"```python3\n{WHOLE}```",
+        f"~~~\n{WHOLE}~~~",
+        f"```python\n{WHOLE}```".replace("\n", "\r\n"),
+        "1. Here:\n   ```python\n   def double(x: int) -> int:\n       return 2 * x\n   ```",
+        f"```python\n{WHOLE}```\nRun it:\n```\npython program.py\n```",
+        f"```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass Twice:\n"
+        f"    x: int\n\n{WHOLE}```",
     ],
 )
 def test_the_function_is_found_however_it_is_written(text: str) -> None:
@@ -45,7 +53,17 @@ def test_a_whole_function_keeps_the_prompts_imports() -> None:
     assert source is not None and source.startswith("from typing import List") and passes(LONGEST, source)
 
 
-@pytest.mark.parametrize("text", ["I cannot do that.", "```python\n    return (\n```", "    return 2 *\n", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I cannot do that.",
+        "```python\n    return (\n```",
+        "    return 2 *\n",
+        "\x00",
+        "return 2 * x\n",
+        "```bash\npython program.py\n```",
+    ],
+)
 def test_what_is_no_python_is_no_program(text: str) -> None:
     assert program_of(DOUBLE, text) is None
 
@@ -59,6 +77,7 @@ def runs(body: str) -> bool:
     [
         "raise ValueError",
         "import sys; sys.exit(0)",
+        "import sys; sys.exit(77)",
         "import os; os._exit(0)",
         "x = bytearray(2**31)",
         "open('large', 'wb').write(b'x' * 2**21)",
