@@ -117,8 +117,8 @@ Compiled = Annotated[
 Dataset = Annotated[
     str,
     option(
-        "Prompts: bundled:test, bundled:edit, bundled:chat, FILE.jsonl (GSM8K, MT-Bench, Spec-Bench, SPEED-Bench, "
-        "HumanEval, chat logs), or hf:NAME[:CONFIG[:SPLIT]].",
+        "Prompts: bundled:test, bundled:edit, bundled:chat, FILE.jsonl, .json, .jsonl.gz or .parquet (GSM8K, MT-Bench, "
+        "Spec-Bench, SPEED-Bench, HumanEval, chat logs), or hf:NAME[:CONFIG[:SPLIT]].",
         panel="Workload",
     ),
 ]

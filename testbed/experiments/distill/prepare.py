@@ -29,7 +29,7 @@ class Distillation(NamedTuple):
     layers: tuple[int, ...]
     """Indices of the target's layers that the drafter takes."""
     prompts: list[list[int]]
-    """Token ids of each prompt of the training data."""
+    """Token ids of each prompt of the training data; none is held out."""
     held_out: list[list[int]]
     """Token ids of each prompt that acceptance is measured on."""
     prompter: Prompter
@@ -67,13 +67,15 @@ def prepared(config: DistillConfig) -> Distillation:
 
 
 def _prompts(config: DistillConfig, prompter: Prompter) -> list[list[int]]:
-    """Ids of all prompts, the held-out ones first, so that a greater `limit` adds to those of the training."""
+    """Ids of all prompts, each once, the held-out ones first: a greater `limit` adds to those of the training."""
     examples = load_dataset(config.prompts, config.limit + config.held_out)
-    if len(examples) <= config.held_out:
+    prompts = dict.fromkeys(tuple(prompt_ids(prompter, example)) for example in examples)
+    if len(prompts) <= config.held_out:
         raise BadInput(
-            f"{config.prompts} has {len(examples)} prompts: none is left beside --held-out {config.held_out}"
+            f"{config.prompts} has {len(prompts)} different prompts among the first {len(examples)}: none is left "
+            f"beside --held-out {config.held_out}"
         )
-    return [prompt_ids(prompter, example) for example in examples]
+    return [list(ids) for ids in prompts]
 
 
 def _check_room(work: Distillation, config: DistillConfig) -> None:

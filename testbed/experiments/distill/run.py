@@ -104,6 +104,7 @@ def _answers(
         more: list[list[int]] = []
         if config.invented:
             more = invented(config.invented, work.prompter, taking, source, out / INVENTED, progress)
+            more = [ids for ids in more if ids not in work.held_out]
             say(f"the target invented {len(more)} prompts")
             found, found_s = take_answers(more, taking, source, out / MORE_ANSWERS, progress)
             answers, seconds = [*answers, *found], seconds + found_s

@@ -1,22 +1,26 @@
-"""Data sets of prompts with reference answers: bundled problems, JSON and JSONL files of `formats`, the hub's."""
+"""Data sets of prompts with reference answers: bundled problems, files of `formats`, the hub's."""
 
 from __future__ import annotations
 
 import functools
+import gzip
 import itertools
 import json
+import logging
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from testbed.assets.hub import may_download
 from testbed.errors import BadInput
 from testbed.experiments.inputs.chat_prompts import chat_prompts
-from testbed.experiments.inputs.formats import Example, examples_of
-from testbed.files import file_bytes
+from testbed.experiments.inputs.formats import Example, NoPrompt, examples_of
+from testbed.files import MOST_BYTES
 from testbed.models.edits import edits
 from testbed.models.problems import SPLITS, generate
 
+LOG = logging.getLogger(__name__)
 BUNDLED = "bundled:"
 """Begin of the names of bundled data sets."""
 EDITS, CHAT = "edit", "chat"
@@ -26,14 +30,17 @@ BUNDLED_SEED = 2026
 """Seed of the bundled calibration and test problems; training uses other seeds and another split."""
 MOST_LINE, MOST_EXAMPLES = 2**24, 2**20
 """Largest number of characters of a line, and of examples."""
+PARQUET_ROWS = 256
+"""Rows of a parquet file that are read at a time."""
 
 
 def load_dataset(spec: str, limit: int | None = None, turns: bool = False) -> list[Example]:
     """Load the examples of a data set.
 
     Args:
-        spec: `bundled:test`, `bundled:calibration`, `bundled:edit`, `bundled:chat`, a JSONL file (or a JSON list)
-            in one of the `formats`, or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the `datasets` library.
+        spec: `bundled:test`, `bundled:calibration`, `bundled:edit`, `bundled:chat`, a file in one of the `formats`
+            (JSONL or a JSON list, perhaps `.gz`, or `.parquet`), or `hf:NAME[:CONFIG[:SPLIT]]`, which needs the
+            `datasets` library. Rows that cannot be a prompt here, such as calls of tools, are left out with a warning.
         limit: maximum number of examples; None: all.
         turns: whether later turns of conversations are examples, too; else the first of each is.
 
@@ -45,13 +52,25 @@ def load_dataset(spec: str, limit: int | None = None, turns: bool = False) -> li
     if spec.startswith(BUNDLED):
         return _bundled(spec.removeprefix(BUNDLED), limit or BUNDLED_SIZE)
     rows = _hub(spec.removeprefix("hf:")) if spec.startswith("hf:") else _file(Path(spec))
-    found = (example for where, row in rows for example in examples_of(where, row) if turns or not example.turn)
+    left_out: list[str] = []
+    found = (example for example in _examples(rows, left_out) if turns or not example.turn)
     examples = list(itertools.islice(found, limit or MOST_EXAMPLES + 1))
     if not examples:
-        raise BadInput(f"{spec} has no examples")
+        raise BadInput(left_out[0] if left_out else f"{spec} has no examples")
+    if left_out:
+        LOG.warning("%d rows of %s are left out; the first: %s", len(left_out), spec, left_out[0])
     if len(examples) > MOST_EXAMPLES:
         raise BadInput(f"{spec} has more than {MOST_EXAMPLES} examples; give --limit, or a part of it")
     return examples
+
+
+def _examples(rows: Iterable[tuple[str, Any]], left_out: list[str]) -> Iterator[Example]:
+    """The examples of rows with their places; why the others are left out is added to `left_out`."""
+    for where, row in rows:
+        try:
+            yield from examples_of(where, row)
+        except NoPrompt as exc:  # noqa: PERF203
+            left_out.append(str(exc))
 
 
 def _bundled(split: str, count: int) -> list[Example]:
@@ -72,9 +91,12 @@ def _generated(split: str, count: int) -> tuple[Example, ...]:
 
 
 def _file(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of a file with their places: of a list in JSON, or of lines, read as far as they are asked for."""
+    """Rows of a file with their places, read as far as they are asked for: of parquet, of a list in JSON, or lines."""
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:  # JSON strings may contain other line separators
+        with _text(path) as file:
             lines = iter(lambda: file.readline(MOST_LINE + 1), "")
             numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
             first = next(numbered, None)
@@ -85,7 +107,7 @@ def _file(path: Path) -> Iterator[tuple[str, Any]]:
                 if len(line) > MOST_LINE:
                     raise BadInput(f"{path}:{i} has more than {MOST_LINE} characters; use JSONL, one row a line")
                 yield f"{path}:{i}", _parse(f"{path}:{i}", line)
-    except (OSError, ValueError) as exc:  # ValueError: no UTF-8, or no possible name of a file
+    except (OSError, EOFError, ValueError, zlib.error) as exc:  # ValueError: no UTF-8, or no possible name of a file
         raise BadInput(f"cannot read the data set {path}: {exc}; use bundled:test, a JSONL file, or hf:NAME") from exc
 
 
@@ -97,8 +119,33 @@ def _is_list(line: str) -> bool:
 
 def _list(path: Path) -> Iterator[tuple[str, Any]]:
     """Rows of a JSON file that is a list, as ShareGPT's."""
-    for i, row in enumerate(_parse(str(path), file_bytes(path).decode("utf-8"))):
+    with _text(path) as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise BadInput(f"{path} has more than {MOST_BYTES} characters; use JSONL, one row a line")
+    for i, row in enumerate(_parse(str(path), text)):
         yield f"{path}[{i}]", row
+
+
+def _text(path: Path) -> TextIO:
+    """A file's text, decompressed, without a byte order mark; JSON strings may contain other separators of lines."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
+    return path.open(encoding="utf-8-sig", newline="\n")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a parquet file with their places."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            batches = file.iter_batches(batch_size=PARQUET_ROWS)
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from ((f"{path}[{i}]", row) for i, row in enumerate(rows))
+    except (OSError, pyarrow.ArrowException) as exc:
+        raise BadInput(f"cannot read the data set {path}: {str(exc).splitlines()[0]}") from exc
 
 
 def _parse(where: str, text: str) -> Any:

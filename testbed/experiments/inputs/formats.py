@@ -27,8 +27,19 @@ MOST_TURNS = 256
 """Largest number of messages of a conversation."""
 UNPREPARED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """Begin of the text that stands in SPEED-Bench's rows in place of prompts whose licence forbids copies."""
-ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+}
 """Roles of messages, in the words of OpenAI and of ShareGPT."""
+
+
+class NoPrompt(BadInput):
+    """A row of a known format that no prompt of text alone stands for, such as a call of a tool."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -191,28 +202,35 @@ def _log(where: str, row: dict[str, Any], log: Sequence[Any]) -> Iterator[Exampl
     """
     if len(log) > MOST_TURNS:
         raise BadInput(f"{where} has {len(log)} messages; a conversation has at most {MOST_TURNS}")
-    messages = tuple(_message(where, one) for one in log)
+    messages = tuple(message for message in (_message(where, one) for one in log) if message is not None)
     asked = [i for i, one in enumerate(messages) if one.role == "user"]
     if not asked:
-        raise BadInput(f"{where} has no message of the user")
+        raise NoPrompt(f"{where} has no message of the user")
     for turn, i in enumerate(asked):
         after = messages[i + 1] if i + 1 < len(messages) else None
         answer = after.content if after is not None and after.role == "assistant" else None
         yield Example(messages[i].content, answer, _name(row), _category(row), turn, messages, i)
 
 
-def _message(where: str, message: Any) -> Turn:
+def _message(where: str, message: Any) -> Turn | None:
+    """A message of a log; None: it has no text, so that an answer of the model's own may take its place."""
     if not isinstance(message, dict):
         raise BadInput(f"{where} has a message that is no object")
     role = str(message.get("role", message.get("from"))).lower()
     if role not in ROLES:
-        raise BadInput(f"{where} has a message of {role!r}; known: {', '.join(ROLES)}")
+        raise NoPrompt(f"{where} has a message of {role!r}; known: {', '.join(ROLES)}")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise NoPrompt(f"{where} calls a tool")
     content = message.get("content", message.get("value"))
     if isinstance(content, list):  # OpenAI's parts
         if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            raise BadInput(f"{where} has a message with parts other than text")
+            raise NoPrompt(f"{where} has a message with parts other than text")
         content = "".join(str(part.get("text", "")) for part in content)
-    return Turn(ROLES[role], _text(where, "`content`", content) if role in ("user", "human") else str(content or ""))
+    if content is not None and not isinstance(content, str):
+        raise NoPrompt(f"{where} has a message whose content is no text")
+    if ROLES[role] == "user":
+        return Turn("user", _text(where, "`content`", content))
+    return Turn(ROLES[role], content) if content and content.strip() else None
 
 
 def _program(where: str, row: dict[str, Any]) -> Example:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from testbed.experiments.distill import training
 from testbed.experiments.distill.answering import TransformersAnswers
 from testbed.experiments.distill.answers import CHUNK_LANES, AnswerTaking, take_answers
 from testbed.experiments.distill.config import DistillConfig
+from testbed.experiments.distill.prepare import prepared
 from testbed.experiments.distill.run import distill
 from testbed.models.bundle import bundled
 from testbed.models.distill.train import save_state
@@ -183,6 +185,19 @@ def test_what_cannot_work_is_refused_in_one_line(
         run(targets["llama"], tmp_path / "out", **{"steps": 1, "limit": 4, "held_out": 2, "max_tokens": 2, **changed})
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out" / "card.json").exists()
+
+
+def test_no_prompt_that_is_held_out_is_trained_on(targets: dict[str, Path], tmp_path: Path) -> None:
+    """Logs of chats repeat themselves, and a target invents what people ask."""
+    path = tmp_path / "log.jsonl"
+    asked = ["hello", "help me", "hello", "what now?", "help me", "thanks", "hello"]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked))
+    config = DistillConfig(**{**SMALL, "target": str(targets["llama"]), "prompts": str(path), "held_out": 2})
+    work = prepared(config)
+    assert len(work.held_out) == 2 and len(work.prompts) == 2
+    assert not set(map(tuple, work.held_out)) & set(map(tuple, work.prompts))
+    with pytest.raises(BadInput, match="4 different prompts among the first 7"):
+        prepared(msgspec.structs.replace(config, held_out=4))
 
 
 def test_another_distillation_in_the_directory_is_refused(targets: dict[str, Path], tmp_path: Path) -> None:

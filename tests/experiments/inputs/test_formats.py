@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,11 +143,7 @@ def test_the_hubs_rows_have_the_same_formats(monkeypatch: pytest.MonkeyPatch) ->
         ({"turns": ["a"] * 300}, "300 turns"),
         ({"turns": ["a", 5]}, "no `turns` that is a text"),
         ({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING X"]}, r"prepare\.py"),
-        ({"messages": []}, "no message of the user"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "no message of the user"),
         ({"messages": ["a"]}, "no object"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "'tool'; known: system, user"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "other than text"),
         ({"messages": [{"role": "user", "content": "a"}] * 300}, "300 messages"),
         ({"conversations": [{"from": "human"}]}, "no `content`"),
         ({"entry_point": "f", "prompt": "def f(): pass"}, "no `test`"),
@@ -154,6 +154,54 @@ def test_rows_that_are_refused(row: Any, reason: str, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": "good"}) + "\n" + json.dumps(row))
     with pytest.raises(BadInput, match=rf"mine\.jsonl:2 .*{reason}"):
         load_dataset(str(tmp_path / "mine.jsonl"), turns=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": []}, "no message of the user"),
+        ({"conversations": []}, "no message of the user"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "no message of the user"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a"}]}, "'tool'; known: system"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}]}, "calls a tool"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "other than text"),
+        ({"messages": [{"role": "user", "content": {"text": "a"}}]}, "no text"),
+    ],
+)
+def test_rows_that_no_prompt_stands_for_are_left_out(
+    row: Any, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"prompt": "good"}) + "\n" + json.dumps(row))
+    assert [one.question for one in load_dataset(str(path), turns=True)] == ["good"]
+    assert re.search(rf"1 rows of .* are left out; the first: .*mine\.jsonl:2 .*{reason}", caplog.text)
+    path.write_text(json.dumps(row))
+    with pytest.raises(BadInput, match=rf"mine\.jsonl:1 .*{reason}"):
+        load_dataset(str(path))
+
+
+def test_an_answer_without_text_is_the_targets_own() -> None:
+    asked = {"role": "user", "content": "a"}
+    log = [{"role": "developer", "content": "Be brief."}, asked, {"role": "assistant", "content": None}, asked]
+    first, second = examples_of("here", {"messages": log})
+    assert first.answer is None and second.unanswered == (0,) and second.before[0].role == "system"
+
+
+def test_files_as_they_are_published(tmp_path: Path) -> None:
+    rows = [{"question": f"How many, {i}?", "answer": f"#### {i}"} for i in range(600)]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + lines)
+    (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "list.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    for path in tmp_path.iterdir():
+        assert [one.answer for one in load_dataset(str(path))] == [row["answer"] for row in rows], path
+        assert len(load_dataset(str(path), 3)) == 3
+    for name in ("lines.jsonl.gz", "rows.parquet"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(BadInput, match=f"cannot read the data set .*{name}"):
+            load_dataset(str(tmp_path / name))
 
 
 JSON = st.recursive(

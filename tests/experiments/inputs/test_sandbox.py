@@ -38,8 +38,8 @@ WHOLE = f"def double(x: int) -> int:\n{BODY}"
         f"```python\n{WHOLE}```".replace("\n", "\r\n"),
         "1. Here:\n   ```python\n   def double(x: int) -> int:\n       return 2 * x\n   ```",
         f"```python\n{WHOLE}```\nRun it:\n```\npython program.py\n```",
-        f"```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass Twice:\n"
-        f"    x: int\n\n{WHOLE}```",
+        "```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\n"
+        f"class Twice:\n    x: int\n\n{WHOLE}```",
     ],
 )
 def test_the_function_is_found_however_it_is_written(text: str) -> None:

@@ -189,6 +189,8 @@ REFUSED: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"suffix": "end"}, 400, "suffix", "suffix"),
     ({"presence_penalty": 0.5}, 400, "presence_penalty", "leave it out"),
     ({"frequency_penalty": -1}, 400, "frequency_penalty", "leave it out"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs", "leave it out"),
+    ({"continue_final_message": True}, 400, "continue_final_message", "leave it out"),
     ({"logit_bias": {"5": 1}}, 400, "logit_bias", "leave it out"),
     ({"logprobs": 0}, 400, "logprobs", "logprobs are not available"),
     ({"logprobs": True}, 400, "logprobs", "logprobs are not available"),
@@ -247,7 +249,7 @@ async def test_conversations_that_are_refused(tmp_path: Path) -> None:
 
 async def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
     async with endpoint(tmp_path, PATIENT) as site:
-        more = {"best_of": 1, "n": 1, "echo": False, "logprobs": None, "logit_bias": {}, "presence_penalty": 0.0}
+        more = {"chat_template_kwargs": {}, "best_of": 1, "n": 1, "echo": False, "logprobs": None, "logit_bias": {}, "presence_penalty": 0.0}
         answer = await complete(
             site, max_tokens=4, temperature=0, user="me", extra_body={**more, "cache_salt": "?", "tools": []}
         )
