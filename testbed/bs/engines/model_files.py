@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from testbed.assets.model_directory import check_regular
-from testbed.bs.engines.target import Size, fields_of, find
+from testbed.bs.engines.target import fields_of, find
+from testbed.bs.engines.tensor_shapes import MOST_POSITIONS, ModelConfig, Shape, expected_tensors
 from testbed.errors import BadInput, ModelError
 from testbed.files import json_object
 
@@ -19,19 +18,8 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qw
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 EXPERT = re.compile(r"model\.layers\.\d{1,9}\.mlp\.experts\.(\d{1,9})\.")
 DTYPES = ("float32", "bfloat16")
-
-
-class _ModelConfig(msgspec.Struct):
-    """The fields of config.json that every supported architecture has."""
-
-    vocab_size: Size
-    hidden_size: Size
-    num_attention_heads: Size
-    max_position_embeddings: Size
-    num_hidden_layers: Size
-    intermediate_size: Size | None = None
-    num_experts: Size | None = None
-    head_dim: Size | None = None
+STORED = ("F64", "F32", "F16", "BF16")
+"""Types of weights in a safetensors file that are the numbers themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +59,9 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         )
     check_regular(directory)
     architecture, config = _config(directory)
-    check_shapes(directory, _check_weights(directory), config)
+    check_shapes(directory, architecture, _check_weights(directory, bool(config.quantization_config)), config)
+    if config.scaled_positions > MOST_POSITIONS:
+        raise ModelError(f"{directory}: config.json makes tables for {config.scaled_positions:.3g} positions")
     rows, made_for = config.vocab_size, config.max_position_embeddings
     if not 2 <= (rows if vocab_size is None else vocab_size) <= rows:
         raise ModelError(f"the vocabulary has {vocab_size} tokens, but the head of {directory} {rows} rows")
@@ -82,52 +72,61 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         directory=directory,
         architecture=architecture,
         hidden_size=config.hidden_size,
-        head_size=config.head_dim or config.hidden_size // config.num_attention_heads,
+        head_size=config.head_size,
         vocab_size=vocab_size or rows,
         max_positions=max_model_len or made_for,
     )
 
 
-def check_shapes(directory: Path, shapes: Mapping[str, tuple[int, ...]], config: _ModelConfig) -> None:
-    """Check that the weights are those of config.json, before an engine makes room for them by config.json alone.
+def check_shapes(directory: Path, architecture: str, shapes: Mapping[str, Shape], config: ModelConfig) -> None:
+    """Check that the weights are those of config.json: engines make room for them by config.json alone, and vLLM serves
+    whatever is in the memory of a tensor that is missing. Weights with a `quantization_config` have other tensors,
+    which are the engine's matter.
 
     Raises:
-        ModelError: another number of layers, or a tensor of another shape.
+        ModelError: another number of layers or experts, a tensor that is missing, or one of another shape.
     """
     layers = {int(found[1]) for name in shapes if (found := LAYER.match(name))}
     experts = {int(found[1]) for name in shapes if (found := EXPERT.match(name))}
-    counts = (("layers", layers, config.num_hidden_layers), ("experts", experts, config.num_experts))
+    counts = (("layers", layers, config.num_hidden_layers), ("experts", experts, config.experts))
     for what, numbers, count in counts:
-        if numbers and count is not None and not len(numbers) == max(numbers) + 1 == count:
+        if numbers and not len(numbers) == max(numbers) + 1 == count:
             raise ModelError(f"{directory}: config.json says {count} {what}, the weights have {len(numbers)}")
-    wanted = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-    for layer in sorted(layers):
-        name = f"model.layers.{layer}.mlp.gate_proj.weight"
-        wanted[name] = (config.intermediate_size or 0, config.hidden_size)
-    for name, shape in wanted.items():
-        if shapes.get(name, shape) != shape:
+    if config.quantization_config:
+        return
+    for name, shape in expected_tensors(architecture, config):
+        if name not in shapes:
+            raise ModelError(f"{directory}: the weights lack {name}")
+        if shapes[name] != shape:
             raise ModelError(f"{directory}: {name} has the shape {shapes[name]}; config.json says {shape}")
 
 
-def _check_weights(directory: Path) -> dict[str, tuple[int, ...]]:
+def _check_weights(directory: Path, quantised: bool) -> dict[str, Shape]:
     """Check that weight files are whole, by their headers; returns the shapes of their tensors."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise ModelError(f"no *.safetensors in {directory}: convert the weights with transformers' save_pretrained")
-    return {name: shape for path in files for name, shape in _shapes(path).items()}
+    return {name: shape for path in files for name, shape in _shapes(path, quantised).items()}
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes(path: Path, quantised: bool) -> dict[str, Shape]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            if not quantised:
+                for name, one in found.items():
+                    if one.get_dtype() not in STORED:
+                        raise ModelError(
+                            f"{path}: {name} is {one.get_dtype()}, and config.json has no quantization_config"
+                        )
+            return {name: tuple(one.get_shape()) for name, one in found.items()}
     except (SafetensorError, OSError) as exc:
         raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
 
 
-def _config(directory: Path) -> tuple[str, _ModelConfig]:
+def _config(directory: Path) -> tuple[str, ModelConfig]:
     """Architecture and fields of config.json."""
     path = directory / "config.json"
     if not path.is_file():
@@ -137,6 +136,6 @@ def _config(directory: Path) -> tuple[str, _ModelConfig]:
     architecture = named[0] if isinstance(named, list) and named else "none"
     if architecture not in ARCHITECTURES:
         raise ModelError(f"architecture {architecture} of {directory} is not supported: {', '.join(ARCHITECTURES)} are")
-    if missing := [name for name in _ModelConfig.__struct_fields__[:5] if name not in config]:
+    if missing := [name for name in ModelConfig.__struct_fields__[:5] if name not in config]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
-    return architecture, fields_of(config, _ModelConfig, path)
+    return architecture, fields_of(config, ModelConfig, path)
