@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import multiprocessing
 import tempfile
 import time
@@ -26,6 +27,7 @@ from testbed.experiments.capacity.pooled import pooled
 from testbed.experiments.capacity.real_config import RealConfig, real_system
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import Report, UeOrder, run_ue
+from testbed.experiments.deployment.distortions import TOLD_S, metrics_still_s, warn_still
 from testbed.experiments.deployment.links import radio_section
 from testbed.experiments.links.shared import shared_radio
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
@@ -34,15 +36,18 @@ from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.prepare import predictor_directory
-from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, proxy
+from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in, proxy
 from testbed.intervals import independent_seed
 from testbed.options import replaced
 
+LOG = logging.getLogger(__name__)
 CALIBRATED_BY = "fcfs-cache"
 LEAD_S = 2.0
 """Time between the start of UE processes and their first requests, and the addition for each process."""
 EACH_S = 0.15
 STOPPING_S = 60.0
+METRICS_S = 0.25
+"""Time between two lines of the base station's counters."""
 
 Told = Callable[[str], None]
 
@@ -97,27 +102,39 @@ def kept_load(config: RealConfig, system: str, ues: int, seed: int, path: Path, 
 
     def run() -> RealRun:
         told(f"{system}, {ues} UEs, seed {seed}")
-        found = one_load(config, system, ues, seed, drafts)
+        found = one_load(config, system, ues, seed, drafts, told)
         told(f"  {found.described()}")
         return found
 
-    return kept(path, RealRun, run)
+    known = path.exists()
+    found = kept(path, RealRun, run)
+    if known and found.still_s > TOLD_S:
+        LOG.warning(
+            "something stood still for %.1f s during %s; remove that file to measure it again", found.still_s, path
+        )
+    return found
 
 
-def one_load(config: RealConfig, system: str, ues: int, seed: int, drafts: Path) -> RealRun:
+def one_load(
+    config: RealConfig, system: str, ues: int, seed: int, drafts: Path, told: Told = lambda _: None
+) -> RealRun:
     """One BS process and `ues` UE processes, until the load is over.
 
     Raises:
         TestbedError: a process died.
     """
     with contextlib.ExitStack() as stack:
-        bs = stack.enter_context(base_station(_serving(config, system)))["bind"]
-        addresses = stack.enter_context(_links(config, ues, bs))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        metrics = directory / "metrics.jsonl"
+        bs = stack.enter_context(base_station(_serving(config, system, metrics), say=told))["bind"]
+        addresses = stack.enter_context(_links(config, ues, bs))
         start_s = time.monotonic() + LEAD_S + EACH_S * ues
         reports = _reports(_orders(config, system, seed, addresses, drafts, start_s), directory)
-    from_s = start_s + config.warmup_s
-    return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s)
+        from_s = start_s + config.warmup_s
+        began_s = time.monotonic() - counted_in(metrics)["t_s"]
+        still_s = metrics_still_s(metrics, METRICS_S, from_s - began_s, from_s + config.horizon_s - began_s)
+    warn_still(0.0, 0.0, [still_s], [report.still_s for report in reports])
+    return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s, still_s)
 
 
 @contextlib.contextmanager
@@ -133,7 +150,7 @@ def _links(config: RealConfig, ues: int, bs: str) -> Iterator[Sequence[str]]:
             yield ready["listens"][:ues] if config.link.shares else [ready["listen"]] * ues
 
 
-def _serving(config: RealConfig, system: str) -> ServeConfig:
+def _serving(config: RealConfig, system: str, metrics: Path) -> ServeConfig:
     """Configuration of the BS."""
     chosen = real_system(system)
     return ServeConfig(
@@ -143,7 +160,8 @@ def _serving(config: RealConfig, system: str) -> ServeConfig:
         admission=config.admission or not chosen.order.admits,
         coefficients=(config.coefficients or None) if chosen.order.needs_coefficients else None,
         prefix_cache=chosen.prefix_cache,
-    )
+        metrics=str(metrics), metrics_interval_s=METRICS_S,
+    )  # fmt: skip
 
 
 def _orders(

@@ -40,6 +40,9 @@ class RealRun(msgspec.Struct, frozen=True, kw_only=True):
     wrapped: bool
     """Whether a UE had to repeat prompts, which the BS has in its prefix cache."""
 
+    still_s: float = 0.0
+    """Longest standstill of the base station or a UE within the horizon; rates and times include it."""
+
     def described(self) -> str:
         """Short description."""
         shares = ", ".join(f"{speed}: {count.share or 0:.1%}" for speed, count in self.classes.items())
@@ -72,15 +75,21 @@ class RealRun(msgspec.Struct, frozen=True, kw_only=True):
             "wasted_s": self.wasted_s,
             "lossless": self.different == 0,
             "wrapped": self.wrapped,
+            "still_s": self.still_s,
         }
 
 
-def tally(system: str, ues: int, seed: int, reports: Sequence[Report], from_s: float, to_s: float) -> RealRun:
+def tally(
+    system: str, ues: int, seed: int, reports: Sequence[Report], from_s: float, to_s: float, still_s: float = 0.0
+) -> RealRun:
     """Judge the responses that began, and count the rounds that ended, from `from_s` to `to_s`.
 
     A response is violated if it took longer than its tokens at its class's speed (the errata's reading of WISP eq. 20).
     One that began before `from_s`, was due by `to_s` and ended later is violated, too: a class that is never served
     begins no others.
+
+    Args:
+        still_s: longest standstill of the base station.
     """
     classes: dict[str, ClassCount] = {}
     found: dict[str, list[float]] = {}
@@ -110,4 +119,5 @@ def tally(system: str, ues: int, seed: int, reports: Sequence[Report], from_s: f
         link_s=mean("link_s"), queue_s=mean("queue_s"), verify_s=mean("verify_s"), wasted_s=mean("wasted_s"),
         different=sum(not one.same for report in reports for one in report.responses),
         wrapped=any(report.wrapped for report in reports),
+        still_s=max([still_s, *(report.still_s for report in reports)]),
     )  # fmt: skip

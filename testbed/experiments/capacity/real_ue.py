@@ -11,9 +11,12 @@ import msgspec
 
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
+from testbed.experiments.deployment.distortions import Heartbeat
 from testbed.experiments.deployment.load import LoadUe
+from testbed.experiments.runs.forked import one_line
 from testbed.files import whole_file
 from testbed.process.interrupts import as_child
+from testbed.tasks import cancel
 from testbed.ue.client import Client
 from testbed.ue.drafters.recorded import Recorded, RecordedDrafter, load_recording
 from testbed.ue.pace import ConstantPace
@@ -81,14 +84,17 @@ class Report(msgspec.Struct, frozen=True):
     rounds: list[UeRound]
     wrapped: bool
     """Whether prompts were repeated, which the BS has in its prefix cache."""
+    still_s: float = 0.0
+    """Longest standstill of its event loop after the warm-up."""
 
 
 def run_ue(order: UeOrder, path: Path) -> None:
     """Decode until the end of the load, and write the report."""
     as_child()
-    report = asyncio.run(_RealUe(order).run())
-    with whole_file(path) as part:
-        part.write_bytes(msgspec.json.encode(report))
+    with one_line(f"UE {order.number}"):
+        report = asyncio.run(_RealUe(order).run())
+        with whole_file(path) as part:
+            part.write_bytes(msgspec.json.encode(report))
 
 
 class _RealUe:
@@ -105,6 +111,15 @@ class _RealUe:
 
     async def run(self) -> Report:
         """Decode prompts one after another."""
+        order, heart = self._order, Heartbeat()
+        beating = asyncio.create_task(heart.run(self._clock, order.start_s + 2 * order.spread_s))
+        try:
+            responses = await self._responses()
+        finally:
+            await cancel(beating)
+        return Report(order.speed_tps, responses, self._rounds, len(responses) > len(self._mine), heart.still_s)
+
+    async def _responses(self) -> list[Response]:
         order, clock = self._order, self._clock
         client = Client(ZmqLink(order.address, new_identity()), clock, 0, TIMEOUT_S)
         ue = LoadUe(
@@ -125,7 +140,7 @@ class _RealUe:
                 responses.append(Response(begin_s, clock.time(), len(record.token_ids), same))
         finally:
             await client.close()
-        return Report(order.speed_tps, responses, self._rounds, len(responses) > len(self._mine))
+        return responses
 
     def _seen(self, record: RoundRecord) -> None:
         self._rounds.append(

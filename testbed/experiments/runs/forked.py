@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def start(process: BaseProcess) -> None:
     except BaseException as exc:
         traceback.clear_frames(exc.__traceback__)  # they hold the pipe by whose end the process knows of ours
         raise
+
+
+@contextlib.contextmanager
+def one_line(name: str) -> Iterator[None]:
+    """End this process with one line in place of a traceback, if it fails for a reason that is ours or the system's."""
+    try:
+        yield
+    except (TestbedError, OSError) as exc:
+        sys.exit(f"testbed: {name}: {exc}")
 
 
 def stop_all(processes: Sequence[BaseProcess]) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ import pytest
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.cli.capacity import combined
 from testbed.errors import BadInput
+from testbed.experiments.capacity import real
 from testbed.experiments.capacity.pooled import pooled
 from testbed.experiments.capacity.real import _orders, _serving
 from testbed.experiments.capacity.real_config import RealConfig, real_system
@@ -18,6 +25,8 @@ from testbed.experiments.capacity.real_tally import tally
 from testbed.experiments.capacity.real_ue import Report, Response, UeRound
 from testbed.experiments.capacity.tally import ClassCount
 from testbed.ue.windows.fixed import FIXED
+
+METRICS = Path("metrics.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +72,8 @@ def test_it_is_configured_as_the_virtual_study_is(tmp_path: Path) -> None:
 def test_systems_differ_in_what_they_are_named_for() -> None:
     config = RealConfig(coefficients="a100-qwen3-32b", max_batch=3)
     assert real_system("fixed-7") == (SCHEDULERS["fcfs"], FIXED, True, 7)
-    assert not _serving(config, "sled").prefix_cache and _serving(config, "wisp").prefix_cache
-    assert _serving(config, "wisp").coefficients and not _serving(config, "fcfs-cache").coefficients
+    assert not _serving(config, "sled", METRICS).prefix_cache and _serving(config, "wisp", METRICS).prefix_cache
+    assert _serving(config, "wisp", METRICS).coefficients and not _serving(config, "fcfs-cache", METRICS).coefficients
     orders = {
         name: _orders(config, name, 7, ["tcp://x"] * 4, Path("d"), 100.0) for name in ("wisp", "sled", "centralized")
     }
@@ -129,3 +138,44 @@ def test_seeds_are_pooled_with_the_first_system_where_there_is_no_baseline() -> 
     base, found = pooled(rows, 0.05)
     assert "goodput_tps_verdict" not in base and found["goodput_tps_verdict"] == "ahead"
     assert (found["seeds"], found["judged"], found["class_verdict"]) == (3, 3, "undecided")
+
+
+def test_a_base_station_that_stood_still_is_told_of_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its load had a quarter of the goodput, without a word, and a resumed study took it as it was."""
+    config = RealConfig(
+        systems=("fcfs-cache",), ues=(2,), mix={1.0: 1}, speed_scale=1.0, horizon_s=4.0, warmup_s=1.0, tail_s=0.0,
+        prompts=8, max_tokens=16, repeats=1, admission=True,
+    )  # fmt: skip
+    pids: list[int] = []
+    serving = real.base_station
+
+    @contextlib.contextmanager
+    def stopped(*args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        with serving(*args, **kwargs) as ready:
+            pids.append(ready["pid"])
+            yield ready
+
+    def stop() -> None:
+        os.kill(pids[0], signal.SIGSTOP)
+        time.sleep(2.0)
+        os.kill(pids[0], signal.SIGCONT)
+
+    reports = real._reports
+
+    def reported(orders: Any, directory: Path) -> list[Report]:
+        timer = threading.Timer(orders[0].start_s + 2.0 - time.monotonic(), stop)
+        timer.start()
+        try:
+            return reports(orders, directory)
+        finally:
+            timer.join()
+
+    monkeypatch.setattr(real, "base_station", stopped)
+    monkeypatch.setattr(real, "_reports", reported)
+    (row,) = real.study(config, tmp_path, lambda _: None)["rows"]
+    assert row["still_s"] > 1.5 and "the base station stood still" in caplog.text
+    caplog.clear()
+    real.study(config, tmp_path, lambda _: None)
+    assert "remove that file to measure it again" in caplog.text and len(pids) == 1

@@ -13,8 +13,9 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from testbed.experiments.cell.config import CellConfig, UeGroup
-from testbed.experiments.cell.real import distortions, radio, run
+from testbed.experiments.cell.real import radio, run
 from testbed.experiments.cell.real.run import run_cell_really
+from testbed.experiments.deployment import distortions
 
 
 def test_ues_that_begin_late_or_not_at_all_stand_still_for_nobody(
@@ -44,13 +45,13 @@ def test_a_ue_that_stood_still_is_told_of(monkeypatch: pytest.MonkeyPatch, caplo
 
     monkeypatch.setattr(run, "_wait", wait)
     monkeypatch.setattr(radio, "LEAD_S", 0.5)
-    run_cell_really(CellConfig(seconds=4.0, warmup_s=0.5, ues=(UeGroup(name="a", response=(5, 15)),)))
+    run_cell_really(CellConfig(seconds=8.0, warmup_s=4.0, ues=(UeGroup(name="a", response=(5, 15)),)))
     assert [one for one in caplog.records if "stood still" in one.getMessage()]
 
 
 BEATS = """
 import os, signal, time
-from testbed.experiments.cell.real.distortions import BeatingThread
+from testbed.experiments.deployment.distortions import BeatingThread
 with BeatingThread() as beat:
     time.sleep(0.3)
     print("ready", flush=True)

@@ -16,11 +16,12 @@ from testbed.channel.tc.shape import TC_PAYLOAD
 from testbed.channel.tc.shared import SharedCell, SharedRates, free_number
 from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, radio_ues
-from testbed.experiments.cell.real.distortions import Heartbeat
 from testbed.experiments.cell.real.radio import control_cell, tally_of
 from testbed.experiments.cell.real.relayed import RelayedCell
-from testbed.experiments.cell.real.reports import RadioReport, RelayedWork, one_line
+from testbed.experiments.cell.real.reports import RadioReport, RelayedWork
 from testbed.experiments.cell.tally import UeTally
+from testbed.experiments.deployment.distortions import Heartbeat
+from testbed.experiments.runs.forked import one_line
 from testbed.process.interrupts import as_child
 from testbed.tasks import beside
 

@@ -18,9 +18,8 @@ from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.control.controller import JointController
 from testbed.experiments.cell.control.estimates import CellEstimates
-from testbed.experiments.cell.real.distortions import Heartbeat
 from testbed.experiments.cell.real.relayed import RelayedCell, RelayedWays, StartedAir
-from testbed.experiments.cell.real.reports import RadioReport, RelayedWork, one_line
+from testbed.experiments.cell.real.reports import RadioReport, RelayedWork
 from testbed.experiments.cell.real.roaming import RelayedUe, SendingUe
 from testbed.experiments.cell.several.channels import network_channels, radio_cell
 from testbed.experiments.cell.several.roaming import Roamer, Roaming
@@ -28,6 +27,8 @@ from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.several.ue import RoamingPort
 from testbed.experiments.cell.tally import Counted, UeTally
 from testbed.experiments.cell.ue import dice_of, send_bytes
+from testbed.experiments.deployment.distortions import Heartbeat
+from testbed.experiments.runs.forked import one_line
 from testbed.process.interrupts import as_child
 from testbed.tasks import beside, together
 

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from testbed.errors import TestbedError
 from testbed.experiments.cell.tally import UeTally
 from testbed.files import whole_file
-
-
-@contextlib.contextmanager
-def one_line(name: str) -> Iterator[None]:
-    """End this process with one line in place of a traceback, if it fails for a reason that is ours or the system's."""
-    try:
-        yield
-    except (TestbedError, OSError) as exc:
-        sys.exit(f"testbed: {name}: {exc}")
 
 
 class UeReport(NamedTuple):

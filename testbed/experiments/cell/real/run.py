@@ -23,7 +23,6 @@ from testbed.errors import EngineError
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.parts.computed import computed_pair
 from testbed.experiments.cell.parts.counting import CellRun, SiteRun, direction_slots, grouped
-from testbed.experiments.cell.real import distortions
 from testbed.experiments.cell.real.kernel import run_kernel, shared_cell
 from testbed.experiments.cell.real.radio import lead_s, run_radio
 from testbed.experiments.cell.real.reports import RadioReport, UeReport
@@ -32,6 +31,7 @@ from testbed.experiments.cell.real.ue import CellUeOrder, answer_together, run_u
 from testbed.experiments.cell.real.work import write_own
 from testbed.experiments.cell.recorded import trained_policy
 from testbed.experiments.cell.run import Told, untold
+from testbed.experiments.deployment import distortions
 from testbed.experiments.runs.forked import start, stop_all
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
 from testbed.optim.pass_time import PassOverhead

@@ -19,18 +19,19 @@ from testbed.clock import Clock, WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup, radio_ues
 from testbed.experiments.cell.csi import RadioChannel, ue_state
 from testbed.experiments.cell.planning import ue_name
-from testbed.experiments.cell.real.distortions import Heartbeat
 from testbed.experiments.cell.real.radio import tally_of
-from testbed.experiments.cell.real.reports import UeReport, one_line
+from testbed.experiments.cell.real.reports import UeReport
 from testbed.experiments.cell.real.work import DecodedWork, work_of
 from testbed.experiments.cell.several.moving import MovingClient
 from testbed.experiments.cell.several.tally import RoamingTally
 from testbed.experiments.cell.tally import UeTally
 from testbed.experiments.cell.ue import decode_responses, dice_of, lookahead_of, streams_of
+from testbed.experiments.deployment.distortions import Heartbeat
 from testbed.experiments.deployment.load import LoadUe
 from testbed.experiments.deployment.profiled import ProfilePace
 from testbed.experiments.inputs.padding import padded
 from testbed.experiments.inputs.profile import load_profile
+from testbed.experiments.runs.forked import one_line
 from testbed.process.interrupts import as_child
 from testbed.protocols import protocol
 from testbed.protocols.quantise import FULL_BITS
