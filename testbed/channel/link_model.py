@@ -124,6 +124,7 @@ class Schedule:
     def served_s(self, start_s: float, bits: float) -> float:
         """Time at which `bits` that enter at `start_s` are served, i.e. when the integral of the rate reaches them."""
         index, end_s = self.piece(start_s)
+        first = index
         while True:
             rate = self.rate_mbps[index] * 1e6
             room = rate * (end_s - start_s) if rate else 0.0
@@ -132,8 +133,19 @@ class Schedule:
             bits -= room
             start_s = end_s
             index = (index + 1) % len(self.t_s)
+            if index == first and self.duration_s is not None:  # a whole lap has passed: skip those that do not suffice
+                lap_bits = self._lap_bits(self.duration_s)
+                laps = max(0.0, -(-bits // lap_bits) - 1)
+                start_s, bits = start_s + laps * self.duration_s, bits - laps * lap_bits
             step = self.t_s[index + 1] if index + 1 < len(self.t_s) else self.duration_s
             end_s = math.inf if step is None else start_s + step - self.t_s[index]
+
+    def _lap_bits(self, duration_s: float) -> float:
+        """Bits that pass in a lap."""
+        ends_s = [*self.t_s[1:], duration_s]
+        return sum(
+            rate * 1e6 * (end - start) for rate, start, end in zip(self.rate_mbps, self.t_s, ends_s, strict=True)
+        )
 
 
 def constant(rate_mbps: float = math.inf, delay_s: float = 0.0, per: float = 0.0) -> Schedule:

@@ -121,7 +121,7 @@ class Drop(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Cancels all unfinished orders whose ids begin with `prefix`; answered by `Cancelled`."""
+    """Cancels a lab machine's (key's) unfinished orders whose ids begin with `prefix`; answered by `Cancelled`."""
 
     prefix: Id
 
@@ -172,7 +172,7 @@ class State(Message, frozen=True):
 
 
 class Cancelled(Message, frozen=True):
-    """Number of orders that were cancelled, now or before, and whose ids begin with `prefix`."""
+    """Number of its orders that were cancelled, now or before, and whose ids begin with `prefix`."""
 
     prefix: str
     count: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,24 @@ def test_messages_do_not_overtake_each_other() -> None:
     up, _ = round_delay(0.1, 1.0, 1)
     arrivals = [up.admit(0.001 * i, 10) for i in range(200)]
     assert arrivals == sorted(arrivals)
+
+
+def test_laps_of_a_slow_link_are_skipped_and_not_walked() -> None:
+    """Rates of 1e-300 Mbit/s, which an agent reported, kept the report of a field run from ending."""
+    schedule = Schedule([0.0, 1.0, 3.0], [0.0, 2e-3, 1e-3], [0.0] * 3, [0.0] * 3, 4.0)  # 5,000 bits per lap of 4 s
+    for bits in (1.0, 3_999.0, 4_000.0, 5_000.0, 5_001.0, 12_345.0, 1e6):
+        for start_s in (0.0, 0.5, 1.5, 3.25, 9.0):
+            assert schedule.served_s(start_s, bits) == pytest.approx(walked_s(schedule, start_s, bits), rel=1e-9)
+    began_s = time.process_time()
+    assert schedule.served_s(0.0, 5e15) == pytest.approx(4e12, rel=1e-9)
+    assert time.process_time() - began_s < 1.0
+
+
+def walked_s(schedule: Schedule, start_s: float, bits: float) -> float:
+    """The same, piece by piece."""
+    while True:
+        index, end_s = schedule.piece(start_s)
+        room = schedule.rate_mbps[index] * 1e6 * (end_s - start_s)
+        if room >= bits:
+            return start_s + bits / (schedule.rate_mbps[index] * 1e6)
+        bits, start_s = bits - room, end_s

@@ -67,15 +67,18 @@ class Files:
 
         Args:
             coming: name of an upload that begins now (`part_of`).
-            needed: free disk space that it needs, in bytes.
+            needed: free disk space that it needs, in bytes; where all idle uploads together do not make it, none is
+                deleted for it.
         """
         now_s = time.time()
         parts = sorted((part.stat().st_mtime, part) for part in self._parts.iterdir())
+        idle = [part for written_s, part in parts if now_s - written_s > IDLE_PART_S]
+        suffices = free_bytes(self._parts) + sum(part.stat().st_size for part in idle) >= needed
         held = Counter(_owner_of(name) for name in [part.name for _, part in parts] + ([coming] if coming else []))
         for written_s, part in parts:
             owner = _owner_of(part.name)
             crowded = held.total() > MOST_PARTS and held[owner] == max(held.values())
-            full = now_s - written_s > IDLE_PART_S and free_bytes(self._parts) < needed
+            full = suffices and part in idle and free_bytes(self._parts) < needed
             if crowded or full or now_s - written_s > PART_S:
                 part.unlink()
                 self._hashes.pop(part.name, None)

@@ -55,13 +55,14 @@ class OrderRunner:
         """Look at the waiting orders again: there is a new one."""
         self._wake.set()
 
-    def cancel(self, prefix: str) -> int:
-        """End all unfinished orders whose ids begin with `prefix`; returns the number of those that are cancelled.
+    def cancel(self, prefix: str, owner: str = "") -> int:
+        """End all unfinished orders of a lab machine whose ids begin with `prefix`; returns how many of them are
+        cancelled. Of orders of others nothing is told: ids are secrets, by which results are fetched.
 
         An order's end is on disk before its process is stopped, unless it cannot be written: an order whose agent has
         crashed does not begin again.
         """
-        found = self._orders.named(prefix)
+        found = self._orders.named(prefix, owner)
         for kept in found:
             if self._write_end(kept, "failed", CANCELLED, time.perf_counter()) and kept.order.id == self.running:
                 assert self._child is not None

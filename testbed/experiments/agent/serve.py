@@ -214,7 +214,7 @@ class Agent:
         if isinstance(message, Order):
             return self._take(message, owner_name(owner)), {}
         if isinstance(message, Cancel):
-            return Cancelled(prefix=message.prefix, count=self.runner.cancel(message.prefix)), {}
+            return Cancelled(prefix=message.prefix, count=self.runner.cancel(message.prefix, owner_name(owner))), {}
         kept = self._orders.get(message.id)
         if isinstance(message, Get):
             if kept is None:

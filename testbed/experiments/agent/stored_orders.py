@@ -177,9 +177,9 @@ class OrderStore:
         for kept in self._kept.values():
             kept.save()
 
-    def named(self, prefix: str) -> list[StoredOrder]:
-        """Orders whose ids begin with `prefix`."""
-        return [kept for name, kept in self._kept.items() if name.startswith(prefix)]
+    def named(self, prefix: str, owner: str) -> list[StoredOrder]:
+        """Orders of a lab machine whose ids begin with `prefix`."""
+        return [kept for name, kept in self._kept.items() if name.startswith(prefix) and kept.owner == owner]
 
     def waiting(self) -> list[StoredOrder]:
         """Unfinished orders, oldest first."""

@@ -15,8 +15,9 @@ from testbed.channel.radio.cell import Cell, Mobility, rounded
 from testbed.channel.radio.fading import PathLoss, Shadowing, SmallScale
 from testbed.channel.trace import Trace, write_trace
 from testbed.config import Config
-from testbed.errors import BadInput
+from testbed.errors import BadInput, ProtocolError
 from testbed.experiments.inputs.state import ASSUMED_MBPS
+from testbed.protocols.ranges import check_ranges
 
 RATIO = 3.0
 """Factor beyond which a changed rate or RTT suggests a different place."""
@@ -24,6 +25,8 @@ RTT_FLOOR_MS = 10.0
 """RTTs below this are raised to it, since load can multiply a short RTT."""
 MOST_DEPTH = 20
 """Most levels of a measurement's document: longer ones cannot be written or read again."""
+MOST_PER = 0.999
+"""Largest packet error rate of a link that carries messages."""
 RSSI_DB = 10.0
 """Change of the RSSI that suggests a different place."""
 
@@ -178,12 +181,23 @@ def check_measured(document: Any) -> None:
         raise BadInput(f"it has more than {MOST_DEPTH} levels")
     try:
         found = msgspec.convert(document, _Measured)
-        csi_of(document)
-    except (msgspec.ValidationError, TypeError) as exc:
+        check_state(csi_of(document))
+    except (msgspec.ValidationError, TypeError, ProtocolError) as exc:
         raise BadInput(str(exc)) from exc
     values = (found.rtt_ms, found.uplink_mbps, found.downlink_mbps)
     if not all(0 <= one.value < math.inf for one in values if one is not None):
         raise BadInput("rates and RTTs must be finite and not negative")
+
+
+def check_state(state: Csi) -> None:
+    """Check that a channel state is one of a link that can carry messages.
+
+    Raises:
+        ProtocolError, BadInput: a value out of range (`protocols/ranges.py`), or `MOST_PER`.
+    """
+    check_ranges(state)
+    if max(state.per_up, state.per_down) > MOST_PER:
+        raise BadInput(f"a packet error rate above {MOST_PER:g}")
 
 
 def csi_of(measured: Mapping[str, Any]) -> Csi:

@@ -21,7 +21,8 @@ from testbed.bs.judging.registry import JUDGES, make_judge
 from testbed.channel.csi import Csi
 from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import COLUMNS, Trace, read_trace, write_trace
-from testbed.errors import BadInput
+from testbed.errors import BadInput, TestbedError
+from testbed.experiments.field.devices.arrived import STEP_S
 from testbed.experiments.field.devices.base import LINK_TRACE
 from testbed.experiments.field.link import constant, rolled, write_model
 from testbed.experiments.field.log import FieldLog
@@ -39,8 +40,6 @@ from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.virtual import Models, load_models, run_virtual
 from testbed.models.bundle import head_directory
 
-STEP_S = 0.5
-"""Time step of recorded traces."""
 Rows = list[dict[str, Any]]
 Progress = Callable[[int, int], None]
 
@@ -114,15 +113,22 @@ class VirtualPair:
         """Release the models."""
         self._models.close()
 
-    def run(self, progress: Progress) -> Rows:
-        """Run every cell over its recorded and its modelled link; returns rows of `samples`."""
+    def run(self, progress: Progress, failed: Callable[[str], None]) -> Rows:
+        """Run every cell over its recorded and its modelled link; returns rows of `samples`.
+
+        Args:
+            failed: called with a line for a cell that cannot be repeated.
+        """
         found: Rows = []
         with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
             modelled = Path(scratch) / MODEL
             for done, cell in enumerate(self._cells):
-                found += self._run(cell, REPLAY, self._log.cell(cell) / LINK_TRACE)
-                write_trace(modelled, rolled(self._traces[cell.place], self._start_s(cell)))
-                found += self._run(cell, VIRTUAL, modelled)
+                try:
+                    replayed = self._run(cell, REPLAY, self._log.cell(cell) / LINK_TRACE)
+                    write_trace(modelled, rolled(self._traces[cell.place], self._start_s(cell)))
+                    found += [*replayed, *self._run(cell, VIRTUAL, modelled)]
+                except TestbedError as exc:
+                    failed(f"no virtual runs of {cell.key}: {exc}")
                 progress(done + 1, len(self._cells))
         return found
 

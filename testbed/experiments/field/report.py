@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from testbed.config import resolved
-from testbed.errors import BadInput, EngineError
+from testbed.errors import BadInput, TestbedError
 from testbed.experiments.field.contention import contention
 from testbed.experiments.field.devices.base import Say
 from testbed.experiments.field.log import NOTE, VISIT, FieldLog
@@ -54,15 +54,19 @@ def report_field(log: FieldLog, emulated: bool, say: Say, progress: Progress, re
     for cell in (cell for step in steps for cell in step):
         found += samples(log.plan, cell, TOGETHER, requests_of(log, cell), rounds_of(log, cell), examples)
     record_links(log)
-    notes = []
+    notes: list[str] = []
+
+    def noted(line: str) -> None:
+        notes.append(line)
+        say(line)
+
     if replay:
         try:
             say("loading the pair for the runs in virtual time")
             with contextlib.closing(VirtualPair(log, emulated)) as pair:
-                found += pair.run(progress)
-        except (BadInput, EngineError, ImportError) as exc:
-            notes.append(f"no virtual runs: {exc}")
-            say(notes[-1])
+                found += pair.run(progress, noted)
+        except (TestbedError, ImportError) as exc:
+            noted(f"no virtual runs: {exc}")
     results.write_parquet(log.out / SAMPLES, found)
     document = _document(log, emulated, field_rows(log, found), notes) | contention(log, steps, found)
     results.write_summary(log.out, document)

@@ -134,11 +134,15 @@ def _read(path: Path, columns: Columns) -> Any:
     pa, schema = _arrow(), _schema(columns)
     try:
         table = parquet_table(path, columns.__contains__, MOST_ROWS)
+        table.validate(full=True)
     except (OSError, pa.ArrowException) as exc:
         raise BadInput(f"{path.parent}: cannot read {path.name} ({exc})") from exc
-    mark = (table.schema.metadata or {}).get(MARK, b"1").decode()
-    if not mark.isdigit() or int(mark) > SCHEMA:
-        raise BadInput(f"{path} has schema {mark}; this version reads up to {SCHEMA}; use the version that wrote it")
+    mark = (table.schema.metadata or {}).get(MARK, b"1")
+    if mark not in (str(number).encode() for number in range(1, SCHEMA + 1)):
+        shown = mark[:20].decode(errors="replace")
+        raise BadInput(f"{path} has schema {shown}; this version reads up to {SCHEMA}; use the version that wrote it")
+    if len(set(table.column_names)) < table.num_columns:
+        raise BadInput(f"{path} has two columns of one name")
     missing = sorted({"method", "request"} - set(table.column_names))
     if missing:
         raise BadInput(f"{path} lacks {', '.join(missing)}; it was not written by a run")

@@ -172,7 +172,7 @@ def test_one_lab_machine_leaves_room_for_orders_of_others(tmp_path: Path, monkey
     for again in (agent, Agent(AgentSetup("", tmp_path), lambda _: None)):
         refuse(lambda: again.answer(order("c", 3600), {}, b"one"), BadInput, "2 orders of this lab machine")  # noqa: B023
     again.answer(order("c", 3600), {}, b"two")
-    assert [kept.owner for kept in again._orders.named("c")] == [owner_name(b"two")]
+    assert [kept.owner for kept in again._orders.named("c", owner_name(b"two"))] == [owner_name(b"two")]
 
 
 def test_an_order_that_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
@@ -199,6 +199,33 @@ def test_an_order_in_place_of_one_that_cannot_be_read_has_no_results_yet(tmp_pat
     (tmp_path / "orders" / "x" / "order").write_bytes(b"damaged")
     again = Agent(AgentSetup("", tmp_path), lambda _: None)
     assert again.answer(order("x", 3600), {})[0].state == "waiting"  # type: ignore[attr-defined]
+
+
+def test_a_lab_machine_learns_and_cancels_nothing_of_others(tmp_path: Path) -> None:
+    """By counts of ids with a prefix, one found those of another, and put its own orders in their place."""
+    agent = Agent(AgentSetup("", tmp_path), lambda _: None)
+    agent.answer(order("secret-1", 3600), {}, b"one")
+    for prefix in ("s", "secret-1"):
+        assert agent.answer(Cancel(prefix=prefix), {}, b"other")[0].count == 0  # type: ignore[attr-defined]
+    assert agent.answer(Ask(id="secret-1"), {})[0].state == "waiting"  # type: ignore[attr-defined]
+    assert agent.answer(Cancel(prefix="s"), {}, b"one")[0].count == 1  # type: ignore[attr-defined]
+
+
+def test_uploads_are_not_deleted_for_one_that_would_not_fit_even_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Files(tmp_path)
+    for name in ("a", "b"):
+        files.put(Put(name=name, offset=0, total=100, digest="0" * 32), np.zeros(50, np.uint8), name.encode())
+    parts = list((tmp_path / "parts").iterdir())
+    for part in parts:
+        os.utime(part, (time.time() - 700, time.time() - 700))
+    monkeypatch.setattr("testbed.experiments.agent.files.free_bytes", lambda _: SPARE_BYTES + 120)
+    large, small = (Put(name="c", offset=0, total=total, digest="0" * 32) for total in (1000, 150))
+    refuse(lambda: files.put(large, np.zeros(1, np.uint8), b"c"), BadInput, "not enough disk space")
+    assert sorted((tmp_path / "parts").iterdir()) == sorted(parts)
+    refuse(lambda: files.put(small, np.zeros(1, np.uint8), b"c"), BadInput, "not enough disk space")  # as it is patched
+    assert not list((tmp_path / "parts").iterdir())
 
 
 def order(name: str, in_s: float) -> Order:

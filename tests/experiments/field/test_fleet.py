@@ -16,7 +16,8 @@ import zmq
 from testbed.channel.frames import whole
 from testbed.errors import AgentError, TestbedError
 from testbed.experiments.field.devices import agents as client
-from testbed.experiments.field.devices.agents import AgentConnection, one_line
+from testbed.experiments.field.devices.agents import AgentConnection
+from testbed.experiments.field.devices.arrived import one_line
 from testbed.experiments.field.devices.base import Skipped, check_answered
 from testbed.experiments.field.fleet import cancel, collect, deploy
 from testbed.experiments.field.log import open_log
@@ -187,8 +188,8 @@ def test_a_false_file_is_the_agents_fault(tmp_path: Path) -> None:
     done = State(id="x", state="done", files=(File("summary.json", 4, "0" * 32),))
     try:
         connection = AgentConnection(agent.address, None)
-        refuse(lambda: connection.fetch(done, tmp_path), AgentError, "was corrupted in transfer")
-        refuse(lambda: connection.fetch(done, tmp_path, most=3), AgentError, "has 4 bytes, above 3")
+        refuse(lambda: connection.fetch(done, tmp_path, 2**20), AgentError, "was corrupted in transfer")
+        refuse(lambda: connection.fetch(done, tmp_path, 3), AgentError, "at most 16 of 3 bytes")
         connection.close()
     finally:
         agent.close()
@@ -204,7 +205,7 @@ def test_results_byte_by_byte_are_the_agents_fault(tmp_path: Path) -> None:
     done = State(id="x", state="done", files=(File("summary.json", 5_000_000, "0" * 32),))
     try:
         connection = AgentConnection(agent.address, None)
-        refuse(lambda: connection.fetch(done, tmp_path), AgentError, "invalid chunk")
+        refuse(lambda: connection.fetch(done, tmp_path, 2**24), AgentError, "invalid chunk")
         connection.close()
     finally:
         agent.close()

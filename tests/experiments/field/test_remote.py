@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from testbed.channel.measuring.offset import Offset
 from testbed.config import RunConfig
 from testbed.errors import AgentError, BadInput
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.arrived import check_arrived
+from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.results.directory import summary, write_summary
 from testbed.experiments.results.files import REQUESTS, _write, request_columns, write_round_rows
-from testbed.protocols.orders import File, Order, Running, State
+from testbed.protocols.orders import File, Order, Running, Standing, State
 from testbed.ue.records import RoundRecord
 from tests.support.refusals import refuse
+
+REACH = Reach("tcp://bs:1", None)
 
 
 class RecordedAgent:
     """Connection that records what is sent."""
 
     address, offset = "tcp://ue:1", Offset(1.0, 0.0, 0.0)
+    standing = Standing(1, 0, 0.0, "ue", "0", 0, 0)
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -33,6 +42,8 @@ class RecordedAgent:
         self.asked: list[str] = []
         self.cancelled: list[str] = []
         self.dropped: list[str] = []
+        self.brings = Path()
+        """Folder with the results of every order."""
 
     def put(self, name: str, path: Path) -> None:
         self.files[name] = path.read_bytes()
@@ -46,10 +57,14 @@ class RecordedAgent:
 
     def wait(self, order: str) -> State:
         self.asked.append(order)
-        return State(id=order, state="done")
+        files = tuple(File(path.name, 1, "0" * 32) for path in self.brings.iterdir()) if self.brings.name else ()
+        return State(id=order, state="done", files=files)
 
-    def fetch(self, state: State, out: Path) -> None:
-        """Nothing comes."""
+    def fetch(self, state: State, out: Path, most: int) -> None:
+        """Bring what was prepared."""
+        for file in state.files:
+            out.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.brings / file.name, out)
 
     def drop(self, order: str) -> None:
         self.dropped.append(order)
@@ -79,7 +94,8 @@ def test_results_of_another_directory_are_not_taken_for_those_of_this_one(config
     for run in ("", "a", "b", "a"):
         device(agent, run).expect([(config, out)])
     ids = [order.id for order in agent.orders]
-    assert len(set(ids)) == 3 and ids[1] == ids[3] and all(name.startswith("hall-near-1-fh-") for name in ids)
+    pattern = r"hall-near-[0-9a-f]{8}-1-fh-[0-9a-f]{8}-[0-9a-f]{10}"
+    assert len(set(ids)) == 3 and ids[1] == ids[3] and all(re.fullmatch(pattern, name) for name in ids)
 
 
 def test_a_step_that_begins_anew_takes_no_earlier_result(config: RunConfig, tmp_path: Path) -> None:
@@ -90,7 +106,8 @@ def test_a_step_that_begins_anew_takes_no_earlier_result(config: RunConfig, tmp_
         refuse(lambda: remote.run(config, tmp_path, out), AgentError, "brought no run")  # noqa: B023
     first, again, second, _ = agent.orders
     assert first == again and first.id != second.id and first.start_s == second.start_s == 6.0
-    assert agent.cancelled == ["hall-near-together-1-fh-"] * 2
+    (prefix,) = set(agent.cancelled)
+    assert len(agent.cancelled) == 2 and first.id.startswith(prefix) and second.id.startswith(prefix)
     assert agent.asked == agent.dropped == [first.id, second.id]
 
 
@@ -157,6 +174,15 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
         ({}, {"csi_uplink_mbps": float("inf")}),
         ({}, {"csi_rtt_ms": None}),
         ({}, {"csi_time_s": 1e9}),
+        ({}, {"csi_time_s": 5e5}),
+        ({}, {"csi_uplink_mbps": 1e-300}),
+        ({}, {"csi_uplink_mbps": 1.7e308}),
+        ({}, {"csi_per_up": 1 - 1e-16}),
+        ({}, {"csi_rtt_ms": 1e10}),
+        ({}, {"csi_snr_db": 1e308}),
+        ({}, {"verify_s": 9e14}),
+        ({}, {"draft_s": 2e6}),
+        ({"token_ids": [1] * 4, "tokens": 4}, {}),
     ],
 )
 def test_a_run_with_impossible_rows_is_refused(
@@ -169,10 +195,57 @@ def test_a_run_with_impossible_rows_is_refused(
 
 def test_a_run_that_was_refused_is_not_done_and_is_made_again(config: RunConfig, tmp_path: Path) -> None:
     agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "1-fh"
-    a_run(out, {"latency_s": None})
+    config = replace(config, limit=2, max_tokens=3)
+    agent.brings = a_run(tmp_path / "bad", {"latency_s": None})
     remote = device(agent)
     refuse(lambda: remote.run(config, tmp_path, out), AgentError, "brought no run")
-    assert not (out / "summary.json").exists() and agent.dropped == [agent.orders[0].id]
+    assert not out.exists() and not list(out.parent.glob(".*")) and agent.dropped == [agent.orders[0].id]
+    agent.brings = a_run(tmp_path / "good")
+    remote.run(config, tmp_path, out)
+    check_arrived(out, 2, 3)
+    assert not list(out.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("damage", ["text", "schema", "twice", "cut"])
+def test_files_that_no_library_reads_are_refused_in_one_line(config: RunConfig, tmp_path: Path, damage: str) -> None:
+    """One ended `field run` and `field collect` for all places, and counted as done afterwards."""
+    agent, out, bad = RecordedAgent(), tmp_path / "cells" / "near" / "1-fh", a_run(tmp_path / "bad")
+    table = pq.read_table(bad / REQUESTS)
+    if damage == "text":
+        invalid = pa.Array.from_buffers(
+            pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+        )
+        table = table.set_column(table.column_names.index("text"), "text", invalid)
+    elif damage == "schema":
+        table = table.replace_schema_metadata({b"testbed.schema": b"\xff"})
+    elif damage == "twice":
+        table = table.append_column("request", table["request"])
+    pq.write_table(table, bad / REQUESTS)
+    if damage == "cut":
+        (bad / REQUESTS).write_bytes((bad / REQUESTS).read_bytes()[:300])
+    agent.brings = bad
+    remote = device(agent)
+    refuse(lambda: remote.run(replace(config, limit=2, max_tokens=3), tmp_path, out), AgentError, "brought no run")
+    assert not out.exists()
+
+
+def test_ids_of_orders_begin_with_those_of_no_other_place_or_plan() -> None:
+    """Cancelling `a` cancelled `a-far`, too, and plan `hall` the orders of `hall-a`."""
+    names = [
+        AgentDevice(RecordedAgent(), plan, None, 0.0, print)._place(place)  # type: ignore[arg-type]
+        for plan, place in (("hall", "a"), ("hall", "a-far"), ("hall-a", "far"))
+    ]
+    assert not [(one, other) for one in names for other in names if one != other and f"{other}-".startswith(f"{one}-")]
+
+
+def test_a_measurement_is_one_file(tmp_path: Path) -> None:
+    """Another one, `model.csv`, changed the report of its place."""
+    agent = RecordedAgent()
+    agent.brings = tmp_path / "brings"
+    agent.brings.mkdir()
+    for name in ("link.json", "model.csv"):
+        (agent.brings / name).write_text("{}")
+    refuse(lambda: device(agent).measure(REACH, Probe(1, 1, 1.0), tmp_path / "near"), AgentError, "'model.csv'")
 
 
 def test_collecting_sends_an_id_and_no_file(config: RunConfig, tmp_path: Path) -> None:
@@ -223,7 +296,8 @@ def fetch(out: Path, *files: tuple[str, bytes], size: int | None = None) -> None
         File(name, len(data) if size is None else size, hashlib.blake2b(data, digest_size=16).hexdigest())
         for name, data in files
     ]
-    agent.fetch(State(id="x", state="done", files=tuple(entries)), out)
+    agent._timeout_s = 30.0
+    agent.fetch(State(id="x", state="done", files=tuple(entries)), out, 2**20)
 
 
 def test_results_are_not_written_through_hidden_links(tmp_path: Path) -> None:
@@ -241,4 +315,6 @@ def test_results_are_not_written_through_hidden_links(tmp_path: Path) -> None:
 def test_results_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
     refuse(lambda: fetch(tmp_path, ("a", b"1"), ("a/b", b"2")), AgentError, "a/b of order x cannot be stored")
     refuse(lambda: fetch(tmp_path, ("c/d", b"1"), ("c", b"2")), AgentError, "cannot write")
-    refuse(lambda: fetch(tmp_path, ("e", b"1"), size=2**60), AgentError, "e of order x has 1152921504606846976 bytes")
+    refuse(lambda: fetch(tmp_path, ("e", b"1"), size=2**60), AgentError, "1 files of 1152921504606846976 bytes")
+    many = [(f"f{i}", b"1") for i in range(17)]
+    refuse(lambda: fetch(tmp_path, *many), AgentError, "at most 16 of")

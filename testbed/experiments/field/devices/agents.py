@@ -17,12 +17,14 @@ from testbed.channel.keys import load_client
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.channel.measuring.offset import Handshake, Offset, clock_offset
 from testbed.errors import AgentError, BadInput, LinkError, LinkTimeout, ProtocolError, TestbedError
+from testbed.experiments.field.devices.arrived import one_line
 from testbed.files import whole_file
 from testbed.protocols.codec import AnyArray, Packet, encode
 from testbed.protocols.messages import Message
 from testbed.protocols.orders import (
     DATA,
     MAX_CHUNK_BYTES,
+    MAX_RESULT_FILES,
     VERSION,
     Ask,
     Call,
@@ -49,8 +51,8 @@ RESEND_S, PATIENCE = 2.0, 3.0
 """Time until a message is sent again: at least, and in multiples of the time that the last one of its kind took."""
 HASH_BYTES_PER_S = 50e6
 """Assumed pace at which an agent hashes a file that it has: that of an SD card."""
-SPARE_BYTES = 2**28
-"""Disk space that results must leave free."""
+SPARE_BYTES, SLOWEST = 2**28, 2**15
+"""Disk space that results must leave free, and the least pace at which they must come [bytes/s]."""
 POLL_S = 1.0
 """Interval of polling an order's state: a few hundred bytes on the same link as the run."""
 GREETINGS = 8
@@ -59,8 +61,6 @@ RESTARTS = 3
 """Number of times that an upload may begin again, at most: an agent discards a file whose digest differs."""
 MOST_ANSWERS = 8
 """Messages of an agent that may wait: it is asked one thing at a time, and not for seconds while an order runs."""
-MOST_SAID = 300
-"""Maximum number of characters of an agent's text."""
 R = TypeVar("R", bound=Message)
 
 
@@ -190,28 +190,30 @@ class AgentConnection:
                 raise AgentError(f"{self.address}: order {name} {state.state}: {one_line(state.note) or 'it was lost'}")
             time.sleep(POLL_S)
 
-    def fetch(self, state: State, out: Path, most: int | None = None) -> None:
-        """Download an order's results and verify their digests; `summary.json` comes last and marks a complete run.
-
-        Args:
-            most: maximum size of a file [bytes]; None: what leaves `SPARE_BYTES` on the disk.
+    def fetch(self, state: State, out: Path, most: int) -> None:
+        """Download an order's results, at most `most` bytes, and verify their digests; what is there stays.
 
         Raises:
-            AgentError: a file that is too large, differs from its announced digest, or cannot be written.
+            AgentError: files that are too many, too large, slower than `SLOWEST`, not as announced, or not writable.
         """
+        size = sum(file.size for file in state.files)
         out.mkdir(parents=True, exist_ok=True)
-        for file in sorted(state.files, key=lambda file: file.name == "summary.json"):
-            room = shutil.disk_usage(out).free - SPARE_BYTES if most is None else most
-            if file.size > room:
-                raise AgentError(f"{self.address}: {file.name} of order {state.id} has {file.size} bytes, above {room}")
-            try:
-                self._fetch(state.id, file, out)
-            except LinkError:
-                raise
-            except TestbedError as exc:
-                raise AgentError(f"{self.address}: {exc}") from exc
+        room = min(most, shutil.disk_usage(out).free - SPARE_BYTES)
+        if size > room or len(state.files) > MAX_RESULT_FILES:
+            raise AgentError(
+                f"{self.address}: order {state.id} has {len(state.files)} files of {size} bytes; at most "
+                f"{MAX_RESULT_FILES} of {room} bytes are fetched"
+            )
+        end_s = time.monotonic() + self._timeout_s + size / SLOWEST
+        try:
+            for file in state.files:
+                self._fetch(state.id, file, out, end_s)
+        except LinkError:
+            raise
+        except TestbedError as exc:
+            raise AgentError(f"{self.address}: {exc}") from exc
 
-    def _fetch(self, name: str, file: File, out: Path) -> None:
+    def _fetch(self, name: str, file: File, out: Path, end_s: float) -> None:
         path = out / check_name(file.name)
         if path.is_file() and digest_of(path) == file.digest:
             return
@@ -222,6 +224,8 @@ class AgentConnection:
         with whole_file(path) as part:
             with part.open("wb") as target:
                 while target.tell() < file.size:
+                    if time.monotonic() > end_s:
+                        raise AgentError(f"{file.name} of order {name} comes slower than {SLOWEST} bytes a second")
                     target.write(self._chunk(name, file, target.tell()))
             if digest_of(part) != file.digest:
                 raise ProtocolError(f"{file.name} of order {name} was corrupted in transfer")
@@ -288,11 +292,6 @@ class AgentConnection:
                 if isinstance(packet.message, kind) and same(packet.message):
                     return packet
         return None
-
-
-def one_line(text: str) -> str:
-    """An agent's text for a line of a terminal: no line breaks, no marks that reorder it, at most `MOST_SAID`."""
-    return "".join(one if one.isprintable() else " " for one in text[:MOST_SAID]).strip()
 
 
 async def _link(address: str, keys: Any) -> ZmqLink:

@@ -1,4 +1,4 @@
-"""Checks a run that another machine sent: what reports, traces and virtual runs read of it is there and bounded."""
+"""Checks what an agent sent: what reports, traces and virtual runs read of a run is there and bounded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,27 @@ import msgspec
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
+from testbed.experiments.field.link import check_state
+from testbed.experiments.links.recording import record as recorded
 from testbed.experiments.results.directory import read_summary
 from testbed.experiments.results.files import read_requests, read_rounds
 from testbed.ue.records import RoundRecord
 
-MOST_S = 7 * 86_400.0
+MOST_S = 5 * 86_400.0
 """Longest run."""
+LONGEST_S = 86_400.0
+"""Longest part of a round, as in messages (`protocols/ranges.py`)."""
 MOST = 1e15
-"""Bound of all numbers of a round, in the units of their columns."""
+"""Bound of all other numbers of a round, in the units of their columns."""
+MOST_SAID = 300
+"""Maximum number of characters of an agent's text."""
+STEP_S = 0.5
+"""Step of the traces that are recorded of runs."""
 CSI = "csi_"
 CLOCKS = ("begin_s", "sent_s", "verdict_s", "end_s")
 """Columns with times on the UE's clock."""
+PARTS = ("draft_s", "link_s", "queue_s", "verify_s", "judge_s", "overhead_s", "wasted_s", "hidden_s")
+"""Columns with the parts of a round's time."""
 
 
 class _Asked(msgspec.Struct):
@@ -37,14 +47,32 @@ class _Asked(msgspec.Struct):
 
 
 def check_arrived(run: Path, requests: int, max_tokens: int) -> None:
-    """Check the run directory of a field run's cell.
+    """Check the run directory of a field run's cell (`_check`); whatever else libraries raise of damaged files is a
+    refusal, too.
+
+    Raises:
+        BadInput: it cannot be used.
+    """
+    try:
+        _check(run, requests, max_tokens)
+    except Exception as exc:
+        raise BadInput(one_line(str(exc)) or type(exc).__name__) from exc
+
+
+def one_line(text: str) -> str:
+    """An agent's text for a line of a terminal: no line breaks, no marks that reorder it, at most `MOST_SAID`."""
+    return "".join(one if one.isprintable() else " " for one in text[:MOST_SAID]).strip()
+
+
+def _check(run: Path, requests: int, max_tokens: int) -> None:
+    """Check a run directory.
 
     Args:
         requests: number of its requests.
         max_tokens: largest number of output tokens of a request, each round of which has one or more.
 
     Raises:
-        BadInput: it has other requests, or a value is missing, not finite, or out of range.
+        Exception: it has other requests, or a value is missing, not finite, or out of range.
     """
     read_summary(run)
     asked, rounds = read_requests(run), read_rounds(run)
@@ -53,19 +81,21 @@ def check_arrived(run: Path, requests: int, max_tokens: int) -> None:
             f"it has {asked.num_rows} requests and {rounds.num_rows} rounds; ordered were {requests} requests of up to "
             f"{max_tokens} tokens"
         )
-    try:
-        _check_requests(asked.to_pylist(), Counter(rounds["request"].to_pylist()))
-        _check_rounds(rounds.to_pylist())
-    except msgspec.ValidationError as exc:
-        raise BadInput(str(exc)) from exc
+    if sum(asked["tokens"].to_pylist()) != len(asked["token_ids"].combine_chunks().flatten()):
+        raise BadInput("its requests have other numbers of tokens than they say")
+    _check_requests(asked.to_pylist(), Counter(rounds["request"].to_pylist()), max_tokens)
+    if _check_rounds(rounds.to_pylist()):
+        recorded(run, STEP_S)
 
 
-def _check_requests(rows: Sequence[Mapping[str, Any]], rounds: Counter[int | None]) -> None:
+def _check_requests(rows: Sequence[Mapping[str, Any]], rounds: Counter[int | None], max_tokens: int) -> None:
     found = [msgspec.convert(row, _Asked) for row in rows]
     if sorted(one.request for one in found) != list(range(len(rows))):
         raise BadInput("a request is missing, or occurs twice")
     for one in found:
-        if not (0 < one.latency_s < MOST_S and one.uplink_bytes >= 0 and one.tokens == len(one.token_ids) > 0):
+        if not (
+            0 < one.latency_s < MOST_S and one.uplink_bytes >= 0 and max_tokens >= one.tokens == len(one.token_ids) > 0
+        ):
             raise BadInput(f"request {one.request} has an impossible latency, number of bytes or number of tokens")
         if one.rounds != rounds[one.request]:
             raise BadInput(f"request {one.request} has {rounds[one.request]} rounds, not {one.rounds}")
@@ -73,19 +103,24 @@ def _check_requests(rows: Sequence[Mapping[str, Any]], rounds: Counter[int | Non
         raise BadInput("there are rounds of no request, or a request has none")
 
 
-def _check_rounds(rows: Sequence[Mapping[str, Any]]) -> None:
+def _check_rounds(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Check rounds; returns whether they have channel states."""
     times_s: list[float] = []
     states_s: list[float] = []
     for row in rows:
         known = {name[len(CSI) :]: value for name, value in row.items() if name.startswith(CSI)}
         if any(value is not None for value in known.values()):
-            states_s.append(msgspec.convert([known[name] for name in Csi.__struct_fields__], Csi).time_s)
+            state = msgspec.convert([known[name] for name in Csi.__struct_fields__], Csi)
+            check_state(state)
+            states_s.append(state.time_s)
         record = msgspec.convert(
             {name: row[name] for name in RoundRecord.__struct_fields__ if name != "csi"}, RoundRecord
         )
         numbers = [value for value in msgspec.structs.astuple(record) if isinstance(value, int | float)]
         if not all(abs(value) < MOST for value in numbers):  # nor is NaN
             raise BadInput(f"round {record.round} has a value that is not finite, or too large")
+        if not all(abs(getattr(record, name)) <= LONGEST_S for name in PARTS):
+            raise BadInput(f"round {record.round} took longer than {LONGEST_S:g} s")
         if any(getattr(record, name) is None for name in CLOCKS):
             raise BadInput(f"round {record.round} has no times")
         counts = (
@@ -102,5 +137,6 @@ def _check_rounds(rows: Sequence[Mapping[str, Any]]) -> None:
     for name, found in (("its rounds", times_s), ("its channel states", states_s)):
         if found and not max(found) - min(found) < MOST_S:
             raise BadInput(f"{name} last longer than {MOST_S:g} s")
-    if not max(times_s) > min(times_s):
+    if not max(row["end_s"] for row in rows) > min(row["begin_s"] for row in rows):
         raise BadInput("its rounds take no time")
+    return bool(states_s)

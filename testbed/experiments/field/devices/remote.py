@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +16,8 @@ from testbed.assets.bundled_files import find
 from testbed.assets.model_names import Part, named
 from testbed.config import RunConfig, resolved
 from testbed.errors import AgentError, BadInput
-from testbed.experiments.field.devices.agents import AgentConnection, one_line
-from testbed.experiments.field.devices.arrived import check_arrived
+from testbed.experiments.field.devices.agents import AgentConnection
+from testbed.experiments.field.devices.arrived import check_arrived, one_line
 from testbed.experiments.field.devices.base import FILED, LINK, LINK_TRACE, Probe, Reach, Say
 from testbed.experiments.field.link import check_measured
 from testbed.experiments.results import directory as results
@@ -25,7 +26,9 @@ from testbed.protocols.orders import Order, Probing, Running, State, digest_of, 
 MOST_FILES = 32
 """Maximum number of files in an uploaded folder."""
 MOST_MEASURED = 2**20
-"""Maximum size of a measurement's files [bytes]."""
+"""Maximum size of a measurement [bytes]."""
+MOST_RUN, MOST_TOKEN = 2**24, 2**10
+"""Maximum size of a run's files [bytes]: in all, and more for each token that was ordered."""
 MARK = 12
 """Number of digits of the digest that prefix an uploaded file's name."""
 
@@ -57,7 +60,10 @@ class AgentDevice:
         what = Probing(reach.bs, reach.iperf3, probe.seconds, probe.handshakes, probe.timeout_s)
         order = Order(id=order_id(self._name, folder.name, "link", str(time.time_ns()), config={}), what=what)
         self._agent.order(order)
-        self._agent.fetch(self._agent.wait(order.id), folder, MOST_MEASURED)
+        state = self._agent.wait(order.id)
+        if others := [file.name for file in state.files if file.name != LINK]:
+            raise AgentError(f"the measurement from {self._agent.address} has a file {one_line(others[0])!r}")
+        self._agent.fetch(state, folder, MOST_MEASURED)
         self._link = order.id
         try:
             document: dict[str, Any] = msgspec.json.decode((folder / LINK).read_bytes())
@@ -79,7 +85,7 @@ class AgentDevice:
 
     def begin(self, config: RunConfig, folder: Path, out: Path, start_s: float) -> None:
         """See `Device.begin`; the order is a new one, since results of an earlier attempt do not count."""
-        self._agent.cancel(f"{self._name}-{out.parent.name}-{out.name}-")
+        self._agent.cancel(f"{self._cell(out)}-")
         order = self._order(config, out)
         name = f"{order.id}-{time.time_ns()}"
         self._begun = msgspec.structs.replace(order, id=name, start_s=start_s + self.offset_s)
@@ -100,7 +106,7 @@ class AgentDevice:
 
     def cancel(self, place: str) -> int:
         """Cancel this field run's unfinished orders for a place; returns how many are cancelled."""
-        return self._agent.cancel(f"{self._name}-{place}-")
+        return self._agent.cancel(f"{self._place(place)}-")
 
     def standing(self) -> dict[str, Any]:
         """The agent's state, and the offset of its clock from this machine's."""
@@ -115,20 +121,34 @@ class AgentDevice:
         self._agent.close()
 
     def _bring(self, state: State, config: RunConfig, out: Path) -> None:
-        """Fetch a run; one that cannot be used is not taken for finished, and is made again if it is ordered again."""
+        """Fetch a run into a folder beside its own, and move it there once it is found to be one. A run that cannot be
+        used is made again if it is ordered again.
+        """
+        arriving, requests = out.with_name(f".{out.name}.arriving"), config.limit or 0
         try:
             if named := [file.name for file in state.files if "/" in file.name or file.name == LINK_TRACE]:
-                raise BadInput(f"it has a file {named[0]!r}")
-            self._agent.fetch(state, out)
-            check_arrived(out, config.limit or 0, config.max_tokens)
+                raise BadInput(f"it has a file {one_line(named[0])!r}")
+            self._agent.fetch(state, arriving, MOST_RUN + MOST_TOKEN * requests * config.max_tokens)
+            check_arrived(arriving, requests, config.max_tokens)
         except BadInput as exc:
-            with contextlib.suppress(FileNotFoundError):
-                (out / results.SUMMARY).rename(out / f"{results.SUMMARY}.refused")
+            shutil.rmtree(arriving, ignore_errors=True)
             self._agent.drop(state.id)
             raise AgentError(f"{self._agent.address}: order {state.id} brought no run: {exc}") from exc
+        out.mkdir(parents=True, exist_ok=True)
+        for file in sorted(state.files, key=lambda file: file.name == results.SUMMARY):
+            (arriving / file.name).replace(out / file.name)
+        shutil.rmtree(arriving, ignore_errors=True)
         self._agent.drop(state.id)
 
     # ------------------------------------------------------------ orders
+
+    def _place(self, name: str) -> str:
+        """Begin of the ids of a place's orders: no other plan's or place's begin with it and a hyphen."""
+        return f"{self._name}-{name}-{_tag(name)}"
+
+    def _cell(self, out: Path) -> str:
+        """The same for a cell of this field run."""
+        return f"{self._place(out.parent.name)}-{out.name}-{_tag(self._run + out.name)}"
 
     def _order(self, config: RunConfig, out: Path, name: Callable[[str], str] | None = None) -> Order:
         """The order for a run; the files that it reads are uploaded, unless `name` gives their names."""
@@ -141,7 +161,7 @@ class AgentDevice:
         digests = dict(known for path in (*filed.values(), *replayed) for known in self._names[path].values())
         known = {"config": resolved(config), "trace": trace} | ({"run": self._run} if self._run else {})
         what = Running(config, self._link, trace, digests)  # the id leaves the measurement out, from which it starts
-        return Order(id=order_id(self._name, out.parent.name, out.name, config=known), what=what)
+        return Order(id=order_id(self._cell(out), config=known), what=what)
 
     def put(self, path: str) -> str:
         """Upload a file or a folder of files to the agent; returns its name there.
@@ -179,6 +199,11 @@ def _names(path: Path) -> dict[Path, tuple[str, str]]:
         whole.update(f"{file.name} {digest}\n".encode())
     folder = f"{whole.hexdigest()[:MARK]}-{_plain(path.name)}" if path.is_dir() else digests[path][:MARK]
     return {file: (f"{folder}/{_plain(file.name)}", digests[file]) for file in files}
+
+
+def _tag(text: str) -> str:
+    """A short hash, which no name is likely to have in its place."""
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _plain(name: str) -> str:
