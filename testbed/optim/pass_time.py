@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ class Coefficients:
     The sums are over requests: one more request adds `share_s`, whatever else is in the batch.
 
     Raises:
-        BadInput: a coefficient is negative or not finite, or all are 0.
+        BadInput: a coefficient is no number from 0 to `MOST_S`, or all are 0.
     """
 
     a: float
@@ -54,8 +53,8 @@ class Coefficients:
 
     def __post_init__(self) -> None:
         for name, value in zip(NAMES, self.values, strict=True):
-            if not (math.isfinite(value) and value >= 0):
-                raise BadInput(f"{name} must be a number of seconds, 0 or more, not {value:g}")
+            if not 0 <= value <= MOST_S:
+                raise BadInput(f"{name} must be a number of seconds from 0 to {MOST_S:g}, not {value:g}")
         if not any(self.values):
             raise BadInput("the coefficients are all 0, but a pass takes time")
 
@@ -86,6 +85,8 @@ class Coefficients:
         return dict(zip(NAMES, self.values, strict=True))
 
 
+MOST_S = 3600.0
+"""Largest coefficient."""
 NAMES = tuple(field.name for field in fields(Coefficients))
 """a, b_compute, b_read, c."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -146,8 +147,9 @@ class SessionExchanges:
                 return Exchange(message, packet.arrays, self._clock.time() - sent_s, reveal_s, down, sent_s)
             if isinstance(message, NeedHidden) and message.round == number and questions:
                 questions -= 1
-                took_s, sent = await self._upload(window, asked_positions(packet, len(window.drafted.ids)))
-                reveal_s, wait_s = reveal_s + took_s, max(wait_s, 8 * sent / SLOWEST_BPS)
+                with contextlib.suppress(ProtocolError):  # an invalid question is dropped, as if lost
+                    took_s, sent = await self._upload(window, asked_positions(packet, len(window.drafted.ids)))
+                    reveal_s, wait_s = reveal_s + took_s, max(wait_s, 8 * sent / SLOWEST_BPS)
             elif isinstance(message, Resync) and unknown:
                 unknown -= 1
             elif isinstance(message, Busy) and message.round not in (None, number):

@@ -144,7 +144,7 @@ class BudgetJudge(HeadJudge):
         kept = np.zeros(len(p), np.bool_)
         left = self._whole - window.risk
         for i, risk in enumerate(p.tolist()):
-            if risk >= window.threshold or risk >= 1 or left + math.log1p(-risk) < 0:
+            if not (risk < window.threshold and risk < 1) or left + math.log1p(-risk) < 0:  # also one that is no number
                 break
             kept[i] = True
             left += math.log1p(-risk)

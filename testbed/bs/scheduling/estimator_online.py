@@ -16,6 +16,8 @@ Reals = NDArray[np.float64]
 
 TYPICAL = np.array([100.0, 30_000.0, 1_000.0, 1.0])
 """Features of a typical pass, the scale of coefficients that are 0."""
+LEAST_TYPICAL_S = 1e-9
+"""Shortest time of a typical pass to begin with."""
 LEAST_SHARE = 0.05
 """Lower bound of a term's prior scale, as a share of a typical pass."""
 OUTLIER = 3.0
@@ -74,6 +76,8 @@ class OnlineEstimator:
         self._config = config or OnlineConfig()
         self._keep = math.exp(-1 / self._config.memory)
         self.passes = 0
+        if (typical_s := float(TYPICAL @ np.array(start.values))) < LEAST_TYPICAL_S:
+            raise BadInput(f"the coefficients give a typical pass {typical_s:g} s; {LEAST_TYPICAL_S:g} s is the least")
         self._begin(start)
 
     def _begin(self, start: Coefficients) -> None:

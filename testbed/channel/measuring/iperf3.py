@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 import shutil
 import subprocess
 import time
@@ -16,6 +18,8 @@ from testbed.channel.measuring.probe import Estimate, mean_estimate
 from testbed.errors import BadInput, LinkError, LinkTimeout
 
 IPERF3_PORT = 5201
+MOST_DATA_BYTES = 2**28
+"""Memory of an iperf3 process, which takes what its server announces."""
 OMIT_S = 1
 """Seconds at the start of a transfer that iperf3 discards, while TCP finds the rate."""
 CONNECT_S = 5
@@ -202,14 +206,20 @@ def run_iperf3(
 
 
 def _output(command: list[str], limit_s: float, server: str) -> bytes:
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as exc:
-        raise LinkTimeout(f"iperf3 with {server} did not finish within {limit_s:g} s; is the link up?") from exc
-    if done.returncode and not done.stdout.lstrip().startswith(b"{"):
-        complaint = done.stderr.decode(errors="replace").strip().partition("\n")[0] or "no message"
-        raise LinkError(f"iperf3 with {server} failed (exit code {done.returncode}): {complaint}")
-    return done.stdout
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "LC_ALL": "C"},
+    ) as process:  # fmt: skip
+        with contextlib.suppress(OSError):  # it has ended
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
+        try:
+            output, complaints = process.communicate(timeout=limit_s)
+        except BaseException as exc:
+            process.kill()
+            if not isinstance(exc, subprocess.TimeoutExpired):
+                raise
+            raise LinkTimeout(f"iperf3 with {server} did not finish within {limit_s:g} s; is the link up?") from exc
+    if process.returncode and not output.lstrip().startswith(b"{"):
+        complaint = complaints.decode(errors="replace").strip().partition("\n")[0] or "no message"
+        raise LinkError(f"iperf3 with {server} failed (exit code {process.returncode}): {complaint}")
+    return output
