@@ -20,7 +20,12 @@ def distill(
         Path, typer.Option(metavar="DIR", help="Directory of the drafter; an unfinished distillation is resumed.")
     ],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the settings of this directory; options given replace them.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the settings of this directory; --limit, --invented, --steps, --threads and --device may "
+            "be others.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

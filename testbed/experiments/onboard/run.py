@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from testbed.experiments.inputs.datasets import load_dataset
+from testbed.experiments.inputs.scorers import answer_scorer
 from testbed.experiments.onboard.card import write_onboarding
 from testbed.experiments.onboard.config import OnboardConfig
 from testbed.experiments.onboard.steps import EndedStep, Step, steps
@@ -37,6 +39,9 @@ def onboard(config: OnboardConfig, out: Path, say: Say) -> dict[str, Any]:
     Raises:
         BadInput: unusable settings, or `out` holds another onboarding.
     """
+    answer_scorer(config.scorer)
+    for dataset in (config.dataset, config.test):
+        load_dataset(dataset, 1)
     todo = steps(config, out)
     with claimed(config, out, "onboarding"):
         for folder in (DONE, LOGS):

@@ -17,6 +17,9 @@ from testbed.optim.serving.fit import fit
 from testbed.optim.serving.model import Array, Comparison, Costs, CycleCosts, Wins, compare
 from testbed.optim.serving.points import Points
 
+LEAST_LOADS = 3
+"""Loads that a fit of C1 and C2 needs."""
+
 
 class LoadSeries(NamedTuple):
     """Loads of one window and imposed acceptance rate, over all repeats; k = 0 is plain decoding."""
@@ -32,7 +35,9 @@ class LoadSeries(NamedTuple):
 
 
 class SpeculationRatios(NamedTuple):
-    """One window and acceptance rate compared with plain decoding; intervals over repeats, None for a single one."""
+    """One window and acceptance rate compared with plain decoding. Intervals are over the repeats with `LEAST_LOADS` or
+    more in both series; None for a single one.
+    """
 
     k: int
     imposed: float | None
@@ -68,7 +73,7 @@ def ratios(series: list[LoadSeries]) -> list[SpeculationRatios]:
 
 def _compared(plain: LoadSeries, one: LoadSeries, others: list[LoadSeries]) -> SpeculationRatios:
     whole = compare(_costs(plain), _costs(one))
-    numbers = sorted(set(plain.repeat.tolist()) & set(one.repeat.tolist()))
+    numbers = sorted(_fitted(plain) & _fitted(one))
     each = [compare(_costs(plain, number), _costs(one, number)) for number in numbers] if len(numbers) > 1 else []
     low, high = _common(plain, one)
     both = (
@@ -87,6 +92,12 @@ def _compared(plain: LoadSeries, one: LoadSeries, others: list[LoadSeries]) -> S
         low,
         high,
     )
+
+
+def _fitted(series: LoadSeries) -> set[float]:
+    """Repeats with loads enough for a fit of their own: where requests piled up, a load has no mean latency."""
+    numbers, counts = np.unique(series.repeat, return_counts=True)
+    return set(numbers[counts >= LEAST_LOADS].tolist())
 
 
 def _costs(series: LoadSeries, repeat: float | None = None) -> Costs:

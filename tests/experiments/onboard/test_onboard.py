@@ -150,6 +150,10 @@ def test_unknown_steps_and_targets_are_refused(pair: tuple[Path, Path], tmp_path
         onboard(config, tmp_path, lambda line: None)
     with pytest.raises(BadInput, match="no model at"):
         onboard(OnboardConfig(target="nowhere", drafter="x.gguf"), tmp_path, lambda line: None)
+    for changed, says in (({"scorer": "code"}, "unknown scorer 'code'"), ({"test": "nowhere.jsonl"}, "nowhere")):
+        config = OnboardConfig(**{"target": str(pair[0]), "drafter": str(pair[1]), **changed})  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=says):
+            onboard(config, tmp_path, lambda line: None)
     assert not list(tmp_path.iterdir())
 
 

@@ -68,6 +68,17 @@ def test_intervals_over_repeats_hold_the_truth_and_a_single_repeat_has_none() ->
     assert single.measured_rps is not None and single.measured_rps.ends == (None, None) and not single.decided
 
 
+def test_a_repeat_with_too_few_loads_is_in_the_fit_of_all_and_in_no_interval() -> None:
+    """Requests piled up at two of its four loads, and nothing was compared at all."""
+    plain, one = series(DENSE, 0, sigma=0.05), series(A, 6, sigma=0.05)
+    rows = (one.repeat > 0) | (np.arange(one.repeat.size) < 2)
+    points = Points(**{name: getattr(one.points, name)[rows] for name in ("rps", "alpha", "k", "prefill", "decode")})
+    (found,) = ratios([plain, LoadSeries(one.k, one.imposed, points, one.latency_s[rows], one.repeat[rows])])
+    assert found.c1_ratio.low < 0.65 < found.c1_ratio.high
+    (whole,) = ratios([plain, one])
+    assert whole.c1_ratio.value != found.c1_ratio.value
+
+
 def test_where_speculation_wins_is_decided_only_by_both_ratios() -> None:
     """C2 of the window is a hundredth above that of plain decoding, which noise hides; its C1 is far below."""
     near = (0.78, 1.01 * DENSE[1])
