@@ -249,7 +249,8 @@ async def test_conversations_that_are_refused(tmp_path: Path) -> None:
 
 async def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
     async with endpoint(tmp_path, PATIENT) as site:
-        more = {"chat_template_kwargs": {}, "best_of": 1, "n": 1, "echo": False, "logprobs": None, "logit_bias": {}, "presence_penalty": 0.0}
+        more = {"best_of": 1, "n": 1, "echo": False, "logprobs": None, "logit_bias": {}, "presence_penalty": 0.0}
+        more["chat_template_kwargs"] = {}
         answer = await complete(
             site, max_tokens=4, temperature=0, user="me", extra_body={**more, "cache_salt": "?", "tools": []}
         )
