@@ -58,7 +58,7 @@ class AgentDevice:
         if waiting := self._agent.standing.waiting:
             self._say(f"{self._agent.address}: {waiting} waiting orders will be carried out first")
         what = Probing(reach.bs, reach.iperf3, probe.seconds, probe.handshakes, probe.timeout_s)
-        order = Order(id=order_id(self._name, folder.name, "link", str(time.time_ns()), config={}), what=what)
+        order = Order(id=order_id(self._place(folder.name), "link", str(time.time_ns()), config={}), what=what)
         self._agent.order(order)
         state = self._agent.wait(order.id)
         if others := [file.name for file in state.files if file.name != LINK]:
