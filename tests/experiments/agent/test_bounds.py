@@ -202,7 +202,7 @@ def test_an_order_in_place_of_one_that_cannot_be_read_has_no_results_yet(tmp_pat
 
 
 def test_a_lab_machine_learns_and_cancels_nothing_of_others(tmp_path: Path) -> None:
-    """By counts of ids with a prefix, one found those of another, and put its own orders in their place."""
+    """One counted the ids of another's orders by their prefixes, and stored its own orders under these ids."""
     agent = Agent(AgentSetup("", tmp_path), lambda _: None)
     agent.answer(order("secret-1", 3600), {}, b"one")
     for prefix in ("s", "secret-1"):
