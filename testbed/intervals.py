@@ -219,17 +219,26 @@ class Bootstrap:
             table = np.stack([np.bincount(unit, column) for column in table.T], axis=1)
         self._units, self._grouped = int(table.shape[0]), groups is not None
         self._index = {name: i for i, name in enumerate(arrays)}
+        self._least = {name: 0.0 if (array >= 0).all() else -math.inf for name, array in arrays.items()}
+        self._most = {name: 1.0 if np.isin(array, (0, 1)).all() else math.inf for name, array in arrays.items()}
         self._sums: Reals = table.sum(axis=0)
         self._drawn = _resampled(table, resamples, seed)
 
     def mean(self, name: str) -> Interval:
-        """Mean of a column."""
-        return self._interval(self._of(name) / self.n, self._drawn_of(name) / self._drawn[:, -1])
+        """Mean of a column; of values that are not negative, or 0 and 1 alone, the interval lies where they do."""
+        drawn = self._drawn_of(name) / self._drawn[:, -1]
+        return self._interval(self._of(name) / self.n, drawn, self._least[name], self._most[name])
 
-    def ratio(self, above: str, below: str) -> Interval:
-        """Sum of one column over the sum of another: AAL, throughput, a speed-up of two latencies."""
+    def ratio(self, above: str, below: str, most: float = math.inf) -> Interval:
+        """Sum of one column over the sum of another: AAL, throughput, a speed-up of two latencies.
+
+        Args:
+            most: largest value that the ratio can have, such as 1 for a share.
+        """
+        least = min(self._least[above], self._least[below])
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._interval(self._of(above) / self._of(below), self._drawn_of(above) / self._drawn_of(below))
+            drawn = self._drawn_of(above) / self._drawn_of(below)
+            return self._interval(self._of(above) / self._of(below), drawn, least, most)
 
     def difference(self, first: str, second: str) -> Interval:
         """Mean of the first column minus mean of the second."""
@@ -251,13 +260,13 @@ class Bootstrap:
     def _drawn_of(self, name: str) -> Reals:
         return np.asarray(self._drawn[:, self._index[name]])
 
-    def _interval(self, value: np.float64, drawn: Reals) -> Interval:
+    def _interval(self, value: np.float64, drawn: Reals, least: float = -math.inf, most: float = math.inf) -> Interval:
         known, units = drawn[np.isfinite(drawn)], self._units
         if not known.size or (units == 1 and self._grouped):
             return Interval(float(value), math.nan, math.nan)
         if 1 < units < FEW:
             half = student_t(units - 1) * float(known.std()) * math.sqrt(units / (units - 1))
-            return Interval(float(value), float(value) - half, float(value) + half)
+            return Interval(float(value), max(least, float(value) - half), min(most, float(value) + half))
         low, high = span(known).tolist()
         return Interval(float(value), low, high)
 

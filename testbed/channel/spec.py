@@ -20,6 +20,8 @@ Kind = Literal["none", "proxy", "virtual", "tc", "trace"]
 KINDS = ("none", "proxy", "virtual", "tc", "trace")
 UNLIMITED_MBPS = 10_000.0
 """Rate in the channel state of a link without a rate limit."""
+MOST_RTT_MS = 86_400e3
+"""Longest RTT: the longest that a message can state."""
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +87,8 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise BadInput("shares need kind=proxy or kind=virtual")
         if given := self._given():
             raise BadInput(f"kind={self.kind} takes no {', '.join(given)}")
+        if self.rtt_ms > MOST_RTT_MS:
+            raise BadInput(f"rtt_ms must be at most {MOST_RTT_MS:g}, a day, not {self.rtt_ms:g}")
         if self.jitter_ms > self.rtt_ms / 2:
             raise BadInput(
                 f"jitter_ms={self.jitter_ms:g} needs an rtt_ms of at least {2 * self.jitter_ms:g}: the delay of each "

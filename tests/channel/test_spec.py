@@ -50,6 +50,7 @@ def test_text_reads_back_as_it_was(spec: ChannelSpec) -> None:
         ("kind=proxy,rtt_ms=1,rtt_ms=2", "given twice"),
         ("kind=proxy,rtt_ms=soon", "rtt_ms"),
         ("kind=proxy,rtt_ms=-1", "rtt_ms must be finite and not negative"),
+        ("kind=virtual,rtt_ms=1e308", "rtt_ms must be at most 8.64e+07"),
         ("kind=proxy,uplink_mbps=0", "leave it out for no limit"),
         ("kind=proxy,per=1", "[0, 1)"),
         ("kind=proxy,per_down=nan", "[0, 1)"),

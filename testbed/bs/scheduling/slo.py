@@ -29,7 +29,8 @@ GUARD_PASSES = 3
 """A request may have to wait for the running pass, and shares its own pass with others, which takes longer than T̂({i}).
 The third pass is for requests before it: with two, deadlines are met in passes so small that others miss theirs."""
 WORTH = 2
-"""Passes with requests without a guarantee may last this many times c, however fast a guaranteed speed is."""
+"""Passes with prompts or with requests without a guarantee may last this many times c, however fast a guaranteed speed
+is."""
 
 
 class TimedRequest(NamedTuple):
@@ -159,11 +160,12 @@ class Slo(Scheduler):
 
     def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Slo:
         """The same scheduler with new coefficients. Requests without a guarantee and, if they are cut, prompts make no
-        pass longer than a `GUARD_PASSES`-th of the budget: a round may have to wait for one pass before its own.
+        pass longer than a `GUARD_PASSES`-th of the budget: a round may have to wait for one pass before its own. A
+        small budget leaves them `WORTH` times c; with a large one prompts are cut as without guarantees.
         """
-        times, cut_s = coefficients or self.coefficients, self.patience_s if budget_s is None else max(0.0, budget_s)
+        times = coefficients or self.coefficients
         spare_s = math.inf if budget_s is None else max(budget_s / GUARD_PASSES, WORTH * times.c)
-        hold_s = cut_s / GUARD_PASSES if self.cuts else self.hold_s
+        hold_s = min(spare_s, self.patience_s / GUARD_PASSES) if self.cuts else self.hold_s
         return replace(self, coefficients=times, hold_s=hold_s, spare_s=spare_s)
 
     def snapshot(self, pending: Sequence[Pending], now_s: float) -> dict[str, Any]:

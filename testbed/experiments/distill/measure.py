@@ -59,5 +59,5 @@ def _loaded(config: DistillConfig, work: Distillation, answers: Sequence[TargetA
 def _interval(rounds: Sequence[Sequence[ReplayedRound]]) -> tuple[float | None, float | None]:
     """95 % interval of the acceptance over prompts."""
     sums = {name: [sum(getattr(one, name) for one in each) for each in rounds] for name in ("accepted", "drafted")}
-    low, high = Bootstrap(sums).ratio("accepted", "drafted").ends
+    low, high = Bootstrap(sums).ratio("accepted", "drafted", most=1.0).ends
     return None if low is None else max(0.0, low), None if high is None else min(1.0, high)

@@ -17,7 +17,7 @@ from testbed.channel.trace import Trace, write_trace
 from testbed.config import Config
 from testbed.errors import BadInput, ProtocolError
 from testbed.experiments.inputs.state import ASSUMED_MBPS
-from testbed.protocols.ranges import check_ranges
+from testbed.protocols.ranges import RANGES, check_ranges
 
 RATIO = 3.0
 """Factor beyond which a changed rate or RTT suggests a different place."""
@@ -25,6 +25,7 @@ RTT_FLOOR_MS = 10.0
 """RTTs below this are raised to it, since load can multiply a short RTT."""
 MOST_DEPTH = 20
 """Most levels of a measurement's document: longer ones cannot be written or read again."""
+RATES = ("uplink_mbps", "downlink_mbps")
 MOST_PER = 0.999
 """Largest packet error rate of a link that carries messages."""
 RSSI_DB = 10.0
@@ -184,9 +185,17 @@ def check_measured(document: Any) -> None:
         check_state(csi_of(document))
     except (msgspec.ValidationError, TypeError, ProtocolError) as exc:
         raise BadInput(str(exc)) from exc
-    values = (found.rtt_ms, found.uplink_mbps, found.downlink_mbps)
-    if not all(0 <= one.value < math.inf for one in values if one is not None):
-        raise BadInput("rates and RTTs must be finite and not negative")
+    values: list[tuple[str, float | None]] = [("rtt_ms", found.rtt_ms.value)]
+    rates = zip(RATES, (found.uplink_mbps, found.downlink_mbps), strict=True)
+    values += [(name, rate.value) for name, rate in rates if rate is not None]
+    if found.wifi is not None and found.wifi.station is not None:
+        values.append(("rssi_dbm", found.wifi.station.rssi_dbm))
+    if found.cellular is not None:
+        values.append(("rssi_dbm", found.cellular.rsrp_dbm))
+    for name, value in values:
+        least, most = 0.0 if name in RATES else RANGES[Csi][name].least, RANGES[Csi][name].most
+        if value is not None and not least <= value <= most:
+            raise BadInput(f"{name} must lie in [{least:g}, {most:g}], not {value:g}")
 
 
 def check_state(state: Csi) -> None:
@@ -217,7 +226,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     rtt = [max(RTT_FLOOR_MS, float(one["rtt_ms"]["value"])) for one in (before, now)]
     if max(rtt) > RATIO * min(rtt):
         found.append(f"RTT {now['rtt_ms']['value']:.1f} ms, before {before['rtt_ms']['value']:.1f} ms")
-    for name in ("uplink_mbps", "downlink_mbps"):
+    for name in RATES:
         rates = [one.get(name) for one in (before, now)]
         if all(rates):
             then, here = (float(rate["value"]) for rate in rates if rate)

@@ -110,7 +110,7 @@ def _permissiveness(drawn: Bootstrap, method: Method, at: str) -> Interval | Non
     """Fraction of judged mismatches accepted; None if θ is 0 or nothing was judged."""
     if method.threshold == 0:
         return None
-    found = drawn.ratio(f"kept {at}", f"judged {at}")
+    found = drawn.ratio(f"kept {at}", f"judged {at}", most=1.0)
     return found if np.isfinite(found.value) else None
 
 

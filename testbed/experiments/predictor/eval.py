@@ -76,8 +76,8 @@ def intervals(traces: Traces, probabilities: NDArray[np.float64], threshold: flo
     drawn = Bootstrap(columns, groups=traces.prompt)
     found = {
         "auc": auc_interval(accepted, probabilities, traces.prompt, SEED) or (None, None),
-        "rec1": drawn.ratio("tp", "accepted").ends,
-        "fpr": drawn.ratio("fp", "rejected").ends,
+        "rec1": drawn.ratio("tp", "accepted", most=1.0).ends,
+        "fpr": drawn.ratio("fp", "rejected", most=1.0).ends,
     }
     return {f"{name}_{end}": value for name, ends in found.items() for end, value in zip(ENDS, ends, strict=True)}
 

@@ -77,7 +77,9 @@ def acceptance_table(traces: Traces) -> Table:
         parts = [order[x[order] == v] for v in np.unique(x)] if name == "position" else np.array_split(order, BINS)
         for part in filter(len, parts):
             inside = np.bincount(part, minlength=len(x))
-            drawn = Bootstrap({"kept": inside * accepted, "all": inside}, groups=traces.prompt).ratio("kept", "all")
+            drawn = Bootstrap({"kept": inside * accepted, "all": inside}, groups=traces.prompt).ratio(
+                "kept", "all", most=1.0
+            )
             rows.append((name, float(x[part].mean()), *drawn, len(part)))
     return ("statistic", "mean", "acceptance", "low", "high", "tokens"), rows
 

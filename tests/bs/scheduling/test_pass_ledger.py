@@ -254,11 +254,12 @@ def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:
 
     assert hold_s() == pytest.approx(0.5)
     # before anything is measured: 3 tokens a round, 100 ms of drafting, 50 ms of network
-    for speed_tps, expected in ((2.0, 1.35 / 3), (8.0, 0.225 / 3), (100.0, 0.0)):
+    # a slow promise never lengthens passes, and one that its UE cannot keep leaves twice their constant
+    for speed_tps, expected in ((1e-3, 0.5), (2.0, 1.35 / 3), (4.0, 0.6 / 3), (100.0, 2 * PASS_S)):
         session = table.open((b"ue", speed_tps), np.zeros(9, np.int32), None, 0.0, 1, 99, speed_tps=speed_tps)  # type: ignore[arg-type]
         assert hold_s() == pytest.approx(expected)
     table.close(session.key)
-    assert hold_s() == pytest.approx(0.225 / 3)
+    assert hold_s() == pytest.approx(0.6 / 3)
 
 
 def test_admission_counts_everybody_else() -> None:

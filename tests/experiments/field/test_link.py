@@ -84,7 +84,8 @@ GOOD = {
         {"csi": {"rtt_ms": "5"}}, {"csi": {"rtt_ms": None}}, {"csi": {"uplink_mbps": -1.0}}, {"csi": [5.0]},
         {"csi": {"what": 1.0}},
         {"rtt_ms": {}}, {"rtt_ms": {"value": -1.0}}, {"rtt_ms": 5}, {"uplink_mbps": {"value": "fast"}}, {"wifi": 3},
-        {"cellular": {"rsrp_dbm": "low"}},
+        {"cellular": {"rsrp_dbm": "low"}}, {"cellular": {"rsrp_dbm": 1e308}}, {"rtt_ms": {"value": 1e300}},
+        {"wifi": {"station": {"rssi_dbm": 1e308}}}, {"downlink_mbps": {"value": 1e308}},
     ],
 )  # fmt: skip
 def test_a_measurement_that_another_machine_sent_is_checked(change: dict[str, Any]) -> None:

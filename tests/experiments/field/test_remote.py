@@ -6,7 +6,10 @@ import hashlib
 import os
 import re
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +20,7 @@ from msgspec.structs import replace
 from testbed.channel.measuring.offset import Offset
 from testbed.config import RunConfig
 from testbed.errors import AgentError, BadInput
+from testbed.experiments.field.devices import remote as remote_module
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.arrived import check_arrived
 from testbed.experiments.field.devices.base import Probe, Reach
@@ -55,10 +59,10 @@ class RecordedAgent:
         self.cancelled.append(prefix)
         return 0
 
-    def wait(self, order: str) -> State:
+    def states(self, order: str) -> Iterator[State]:
         self.asked.append(order)
         files = tuple(File(path.name, 1, "0" * 32) for path in self.brings.iterdir()) if self.brings.name else ()
-        return State(id=order, state="done", files=files)
+        yield State(id=order, state="done", files=files)
 
     def fetch(self, state: State, out: Path, most: int) -> None:
         """Bring what was prepared."""
@@ -109,6 +113,29 @@ def test_a_step_that_begins_anew_takes_no_earlier_result(config: RunConfig, tmp_
     (prefix,) = set(agent.cancelled)
     assert len(agent.cancelled) == 2 and first.id.startswith(prefix) and second.id.startswith(prefix)
     assert agent.asked == agent.dropped == [first.id, second.id]
+
+
+def test_an_order_that_goes_on_is_told_of_and_a_measurement_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that always answered "running" held a field run in silence for ever."""
+    said: list[str] = []
+    clock = iter(range(0, 10_000, 25))
+    times = SimpleNamespace(monotonic=lambda: float(next(clock)), time_ns=time.time_ns)
+    monkeypatch.setattr(remote_module, "time", times)
+
+    class Endless(RecordedAgent):
+        standing = Standing(1, 0, 0.0, "ue", "0", 0, -5)
+
+        def states(self, order: str) -> Iterator[State]:
+            yield from [State(id=order, state="waiting")] * 30
+            while True:
+                yield State(id=order, state="running")
+
+    remote = AgentDevice(Endless(), "hall", None, 0.0, said.append)  # type: ignore[arg-type]
+    measure = lambda: remote.measure(REACH, Probe(3, 5, 30.0), tmp_path)  # noqa: E731
+    refuse(measure, AgentError, "has been running for 220 s")
+    assert len(said) == 13 and "is waiting, after 1 min" in said[0] and "is running, after 16 min" in said[-1]
 
 
 # ---------------------------------------------------------------- runs that arrive

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -168,8 +168,8 @@ class AgentConnection:
         found: State = self._ask(Ask(id=name), State, lambda state: state.id == name).message
         return found
 
-    def wait(self, name: str) -> State:
-        """Wait until an order is done, tolerating interruptions of the connection.
+    def states(self, name: str) -> Iterator[State]:
+        """States of an order until it is done, the last one included, tolerating interruptions of the connection.
 
         Raises:
             AgentError: the order failed, or the agent does not know it.
@@ -183,12 +183,13 @@ class AgentConnection:
                 if time.monotonic() - heard_s > 10 * self._timeout_s:
                     raise
                 continue
-            heard_s = time.monotonic()
-            if state.state == "done":
-                return state
             if state.state in ("failed", "unknown"):
                 raise AgentError(f"{self.address}: order {name} {state.state}: {one_line(state.note) or 'it was lost'}")
+            yield state
+            if state.state == "done":
+                return
             time.sleep(POLL_S)
+            heard_s = time.monotonic()
 
     def fetch(self, state: State, out: Path, most: int) -> None:
         """Download an order's results, at most `most` bytes, and verify their digests; what is there stays.

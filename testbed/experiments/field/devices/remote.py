@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shutil
 import time
@@ -29,6 +30,10 @@ MOST_MEASURED = 2**20
 """Maximum size of a measurement [bytes]."""
 MOST_RUN, MOST_TOKEN = 2**24, 2**10
 """Maximum size of a run's files [bytes]: in all, and more for each token that was ordered."""
+NEWS_S = 60.0
+"""Interval of lines about an order for which a command waits."""
+SPARE_S = 120.0
+"""Time that a measurement may take beyond that of its parts."""
 MARK = 12
 """Number of digits of the digest that prefix an uploaded file's name."""
 
@@ -55,12 +60,12 @@ class AgentDevice:
 
     def measure(self, reach: Reach, probe: Probe, folder: Path) -> dict[str, Any]:
         """See `Device.measure`; the agent's waiting orders are carried out first."""
-        if waiting := self._agent.standing.waiting:
+        if (waiting := self._agent.standing.waiting) > 0:
             self._say(f"{self._agent.address}: {waiting} waiting orders will be carried out first")
         what = Probing(reach.bs, reach.iperf3, probe.seconds, probe.handshakes, probe.timeout_s)
         order = Order(id=order_id(self._place(folder.name), "link", str(time.time_ns()), config={}), what=what)
         self._agent.order(order)
-        state = self._agent.wait(order.id)
+        state = self._done(order.id, probe.handshakes * probe.timeout_s + 2 * probe.seconds + SPARE_S)
         if others := [file.name for file in state.files if file.name != LINK]:
             raise AgentError(f"the measurement from {self._agent.address} has a file {one_line(others[0])!r}")
         self._agent.fetch(state, folder, MOST_MEASURED)
@@ -95,7 +100,7 @@ class AgentDevice:
         """See `Device.run`."""
         order, self._begun = self._begun or self._order(config, out), None
         self._agent.order(order)
-        self._bring(self._agent.wait(order.id), config, out)
+        self._bring(self._done(order.id), config, out)
 
     def collect(self, config: RunConfig, out: Path) -> bool:
         """Fetch a run if it is done; returns whether it was. Nothing is uploaded: the agent learns the order's id."""
@@ -119,6 +124,31 @@ class AgentDevice:
     def close(self) -> None:
         """Close the connection to the agent."""
         self._agent.close()
+
+    def _done(self, name: str, most_s: float = math.inf) -> State:
+        """Wait until an order is done, with a line a minute about it.
+
+        Args:
+            most_s: longest time that the order may be running.
+
+        Raises:
+            AgentError: the order failed, runs longer than `most_s`, or is not known to the agent.
+            LinkError: the agent does not answer.
+        """
+        begun_s = told_s = time.monotonic()
+        running_s: float | None = None
+        for state in self._agent.states(name):
+            now_s = time.monotonic()
+            if state.state == "running":
+                running_s = now_s if running_s is None else running_s
+                if now_s - running_s > most_s:
+                    raise AgentError(f"{self._agent.address}: order {name} has been running for {most_s:.0f} s")
+            if now_s - told_s > NEWS_S and state.state != "done":
+                told_s = now_s
+                self._say(
+                    f"{self._agent.address}: order {name} is {state.state}, after {(now_s - begun_s) / 60:.0f} min"
+                )
+        return state
 
     def _bring(self, state: State, config: RunConfig, out: Path) -> None:
         """Fetch a run into a folder beside its own, and move it there once it is found to be one. A run that cannot be
