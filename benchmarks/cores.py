@@ -1,6 +1,6 @@
 """Tokens/s of a UE and a base station on one machine, by the threads that each gets and how OpenMP's threads wait.
 
-    python benchmarks/cores.py [--json] [--engine vllm|llama] [--model NAME] [--prompts 5] [--tokens 48]
+    python benchmarks/cores.py [--json] [--csv FILE] [--engine vllm|llama] [--model NAME] [--prompts 5] [--tokens 48]
         [--bs-threads 1,2] [--ue-threads 1,2] [--waiting default,passive]
 
 UE and base station are processes on loopback. The combinations take turns, prompt by prompt, in an order that is drawn
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from support.commands import command_line, write_rows
 from support.decoders import load, pair_of
 from support.workers import Worker, answer, median
 
@@ -35,6 +36,8 @@ def main() -> int:
         return 0
     options = parse()
     document = run(options)
+    if options.csv is not None:
+        write_rows(options.csv, document["rows"])
     if options.json:
         print(json.dumps(document))
         return 0
@@ -53,8 +56,7 @@ def parse() -> argparse.Namespace:
     most = os.cpu_count() or 1
     less = max(1, most - 1)
     usual = [(less, less, "testbed"), *((most, most, waiting) for waiting in ("testbed", "openmp", "passive"))]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser = command_line(__doc__)
     parser.add_argument("--engine", default="vllm", choices=("vllm", "llama"))
     parser.add_argument("--compiled", action="store_true", help="vLLM's compiled mode")
     parser.add_argument("--model", help="name of a fetched model; default: the bundled pair")

@@ -1,7 +1,7 @@
 """Computed tokens and duration of verification passes, by sessions and draft window, at and off a block boundary.
 
-    python benchmarks/engine.py [--json] [--engine vllm|llama|transformers] [--model DIR|NAME] [--sessions 1,4,16]
-        [--windows 0,4,8] [--repeats 15] [--before CHECKOUT] [--compiled]
+    python benchmarks/engine.py [--json] [--csv FILE] [--engine vllm|llama|transformers] [--model DIR|NAME]
+        [--sessions 1,4,16] [--windows 0,4,8] [--repeats 15] [--before CHECKOUT] [--compiled]
 
 `needed_tokens` is K+1 per session: the last committed token and the drafted ones. `generate` is `vllm.LLM.generate`
 with the same model, batch and mode, per step of one token per sequence. `before` is the vLLM engine of another

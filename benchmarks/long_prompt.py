@@ -1,7 +1,7 @@
 """Delay of rounds by a long prompt that arrives beside them, by the bound of one prompt's share of a pass.
 
-    python benchmarks/long_prompt.py [--json] [--engine vllm|llama|transformers] [--model DIR|NAME] [--prompt 8000]
-        [--chunks none,512,128] [--sessions 4] [--window 4] [--repeats 3]
+    python benchmarks/long_prompt.py [--json] [--csv FILE] [--engine vllm|llama|transformers] [--model DIR|NAME]
+        [--prompt 8000] [--chunks none,512,128] [--sessions 4] [--window 4] [--repeats 3]
 
 Sessions submit rounds in a closed loop: a round as soon as the last one is finished. `alone_ms` is a round's time from
 submission to result without the prompt; `round_ms` (median) and `longest_ms` are those of rounds that were in the

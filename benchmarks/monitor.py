@@ -13,12 +13,11 @@ Reported are medians over pairs of (with / without), with 95 % intervals by orde
 mean duration of a round at the UEs, and the base station's CPU time per round; and the CPU time of the live view's
 process as a share of one core. The goal is rounds less than 2 % slower.
 
-Run: python benchmarks/monitor.py [--pairs N] [--seconds S] [--text] [--json]
+Run: python benchmarks/monitor.py [--pairs N] [--seconds S] [--text] [--json] [--csv FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -30,6 +29,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
+from support.commands import command_line, write_rows
 from support.ues import SEED, UES, WINDOW, Load
 
 from testbed.config import ServeConfig
@@ -43,17 +43,18 @@ WARM_S = 0.15
 
 def main() -> None:
     """Run the benchmark and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=0.5, help="duration of a turn")
     parser.add_argument("--text", action="store_true", help="let the live view show outputs too")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     serve = ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")
     watched = msgspec.structs.replace(serve, monitor="127.0.0.1:0", monitor_text=arguments.text)
     with base_station(watched) as on, base_station(serve) as off, viewer(on["monitor"]) as view:
         rows = [paired(pace, on, off, view, arguments.pairs, arguments.seconds) for pace in PACES_S]
     report = {"host": results.host(), "seed": SEED, "ues": UES, "rows": rows}
+    if arguments.csv is not None:
+        write_rows(arguments.csv, rows)
     if arguments.json:
         print(json.dumps(report))
         return

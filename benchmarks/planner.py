@@ -5,18 +5,18 @@ up to 10. The plain implementation loops over boundaries, with the steps as arra
 at 10,000 tasks it is timed at two windows and extrapolated to ten by the number of steps. Unlimited memory, where every
 boundary is possible, is the hardest case, timed for planner `best` only.
 
-Run: python benchmarks/planner.py [--json]
+Run: python benchmarks/planner.py [--json] [--csv FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
 from typing import Any
 
 import numpy as np
+from support.commands import command_line, write_rows
 
 from testbed.experiments.results import directory as results
 from testbed.optim.figures import COST, MODELS
@@ -42,10 +42,10 @@ UNLIMITED_BYTES = 1e15
 
 def main() -> None:
     """Run the benchmark and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     report = {"host": results.host(), "rows": [measured(size) for size in SIZES]}
+    if arguments.csv is not None:
+        write_rows(arguments.csv, report["rows"])
     if arguments.json:
         print(json.dumps(report))
         return

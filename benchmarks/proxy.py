@@ -5,12 +5,11 @@
 2. Throughput of a bulk sender through the relay, without impairments and with a rate of 500 Mbit/s. Sender, relay and
    sink are separate processes.
 
-Run: python benchmarks/proxy.py [--json]
+Run: python benchmarks/proxy.py [--json] [--csv FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -18,6 +17,8 @@ import socket
 import statistics
 import time
 from typing import Any
+
+from support.commands import command_line, write_rows
 
 from testbed.channel.emulate import relay
 from testbed.channel.spec import parse_channel
@@ -30,10 +31,10 @@ SECONDS = 4.0
 
 def main() -> None:
     """Run the benchmark and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     report = {"host": results.host(), "echo": added(), "bulk": [bulk("kind=proxy"), bulk("kind=proxy,uplink_mbps=500")]}
+    if arguments.csv is not None:
+        write_rows(arguments.csv, [{"channel": "kind=proxy", **report["echo"]}, *report["bulk"]])
     if arguments.json:
         print(json.dumps(report))
         return

@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from support.workers import answer
@@ -15,10 +16,29 @@ Load = Callable[..., tuple[Any, Callable[..., Any]]]
 
 
 def command_line(about: str | None) -> argparse.ArgumentParser:
-    """A parser with `--json`; `about` is the benchmark's docstring."""
+    """A parser with `--json` and `--csv`; `about` is the benchmark's docstring."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--csv", type=Path, help="file of rows")
     return parser
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows under a header. Elements of lists are columns of their own: `x`, `x_low` and `x_high` of a value with
+    its interval, the last two of an interval alone.
+    """
+    from testbed.experiments.results.csv_file import write_csv
+
+    ends = {2: ("_low", "_high"), 3: ("", "_low", "_high")}
+    flat = [
+        {
+            f"{name}{end}": part
+            for name, value in row.items()
+            for end, part in (zip(ends[len(value)], value, strict=True) if isinstance(value, list) else [("", value)])
+        }
+        for row in rows
+    ]
+    write_csv(path, flat)
 
 
 def with_engine(about: str | None) -> argparse.ArgumentParser:
@@ -41,6 +61,8 @@ def measure(
         return 0
     options = parse(sys.argv[1:])
     document = run(options)
+    if options.csv is not None:
+        write_rows(options.csv, document["rows"] + document.get("generate", []))
     if options.json:
         print(json.dumps(document))
     else:

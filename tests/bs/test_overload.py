@@ -30,19 +30,25 @@ FLEET = Fleet(prompt=(20, 60), output=(8, 16), spread_s=3.0, until_s=END_S)
 CROWD = replace(FLEET, begin_s=ARRIVE_S, spread_s=0.5, until_s=LEAVE_S)
 
 
-def served(scheduler: Scheduler, admission: Admission | None = None) -> Served:
-    visits = [(FLEET, CLASSES[i % 4]) for i in range(STAY)] + [(CROWD, CLASSES[i % 4]) for i in range(GUESTS)]
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
+
+
+def served(seed: int, scheduler: Scheduler, admission: Admission | None = None) -> Served:
+    stay, crowd = replace(FLEET, seed=seed), replace(CROWD, seed=seed)
+    visits = [(stay, CLASSES[i % 4]) for i in range(STAY)] + [(crowd, CLASSES[i % 4]) for i in range(GUESTS)]
     return serve_visits(visits, scheduler, margin=0.02, admission=admission)
 
 
-def phases(found: Served) -> tuple[Phase, Phase, Phase]:
-    """Before the crowd, with it, and after it."""
+def phases(found: Served, what: str, seed: int) -> tuple[Phase, Phase, Phase]:
+    """Before the crowd, with it, and after it; they are printed."""
     seen = [
         Response(r.speed_tps or 0.0, r.ended_s - r.record.latency_s, r.ended_s, len(r.record.token_ids))
         for r in found.responses
     ]
     times = ((FLEET.spread_s, ARRIVE_S), (ARRIVE_S + 1, LEAVE_S), (LEAVE_S + SETTLE_S, 2 * END_S))
     before, during, after = (phase(seen, *time) for time in times)
+    for name, one in (("before", before), ("during", during), ("after", after)):
+        print(f"\n{what}, seed {seed}, {len(found.failures)} refusals, {name:6} {one}", end="")
     return before, during, after
 
 
@@ -54,27 +60,30 @@ def assert_lossless(found: Served) -> None:
             ids.append(token)
 
 
-def test_a_crowd_takes_promises_in_order_of_class_and_leaves_nothing_behind() -> None:
-    found = served(Slo(coefficients=TABLE_12, max_requests=CAP))
+@SEEDS
+def test_a_crowd_takes_promises_in_order_of_class_and_leaves_nothing_behind(seed: int) -> None:
+    found = served(seed, Slo(coefficients=TABLE_12, max_requests=CAP))
     assert_lossless(found)
     assert not found.failures
-    check_order(*phases(found), refused=0, admission=False)
+    check_order(*phases(found, "slo", seed), refused=0, admission=False)
 
 
-def test_with_admission_the_crowd_is_refused_and_promises_hold_all_along() -> None:
+@SEEDS
+def test_with_admission_the_crowd_is_refused_and_promises_hold_all_along(seed: int) -> None:
     slo = Slo(coefficients=TABLE_12, max_requests=CAP)
-    found = served(slo, Admission(coefficients=TABLE_12, max_requests=CAP))
+    found = served(seed, slo, Admission(coefficients=TABLE_12, max_requests=CAP))
     assert_lossless(found)
     assert all(isinstance(error, AdmissionError) for _, error in found.failures)
-    check_order(*phases(found), refused=len(found.failures), admission=True)
+    check_order(*phases(found, "slo with admission", seed), refused=len(found.failures), admission=True)
 
 
 @pytest.mark.long
-def test_first_come_first_served_knows_no_order() -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_first_come_first_served_knows_no_order(seed: int) -> None:
     """Without guarantees all classes get the same speed, busy or not, and the fastest never the requested one."""
-    found = served(Fcfs(CAP))
+    found = served(seed, Fcfs(CAP))
     assert_lossless(found)
-    before, during, after = phases(found)
+    before, during, after = phases(found, "fcfs", seed)
     speeds = [worth * speed for speed, worth in during.worth.items()]
     assert max(speeds) < 1.4 * min(speeds)
     assert before.slow[8.0] > KEPT and after.slow[8.0] > KEPT
@@ -85,7 +94,7 @@ SLOW_PASSES = Coefficients(a=1e-3, b_compute=1e-7, b_read=5e-6, c=5e-3)
 HOG_SESSIONS = 20
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
+@SEEDS
 @pytest.mark.parametrize("prompt", [(50, 250), (600, 1500)], ids=["windows", "prompts"])
 def test_one_ues_sessions_without_a_guarantee_leave_another_its_own(prompt: tuple[int, int], seed: int) -> None:
     """A UE sends windows of 64 tokens in 20 sessions without a pause, after another got 8 tokens/s."""
