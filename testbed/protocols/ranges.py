@@ -7,9 +7,10 @@ from typing import NamedTuple
 import msgspec
 
 from testbed.channel.csi import Csi
-from testbed.errors import ProtocolError
+from testbed.errors import ModelError, ProtocolError
 from testbed.protocols.messages import (
     NO_HINT,
+    VERSION,
     Busy,
     Draft,
     NeedHidden,
@@ -122,6 +123,31 @@ def check_ranges(message: msgspec.Struct) -> None:
                 raise ProtocolError(f"{name} must lie in {_text(least)}..{_text(most)}{unit}, not {value}")
     if isinstance(message, Draft) and message.csi is not None:
         check_ranges(message.csi)
+
+
+def check_welcome(welcome: Welcome, address: str = "the BS") -> None:
+    """Check that a UE of this version can use a BS.
+
+    Raises:
+        ModelError: another version, no protocols, or no vocabulary.
+    """
+    if welcome.version != VERSION:
+        said = f"version {welcome.version} of the protocol, and this UE version {VERSION}"
+    elif not welcome.protocols or welcome.vocab_size < 1:
+        said = "no protocols, or no vocabulary"
+    else:
+        return
+    raise ModelError(f"{address} cannot be used: it has {said}")
+
+
+def check_token(token: int, vocab_size: int) -> None:
+    """Check that a verdict's token is one.
+
+    Raises:
+        ProtocolError: it is not in a vocabulary of this size.
+    """
+    if not 0 <= token < vocab_size:
+        raise ProtocolError(f"verdict adds token {token}, outside the vocabulary")
 
 
 def _text(bound: float) -> str:

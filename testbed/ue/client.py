@@ -16,7 +16,7 @@ from testbed.clock import Clock, WallClock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError, TestbedError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Busy, Fault, Hello, Message, Ping, Pong, Resync, Welcome
-from testbed.protocols.ranges import check_ranges
+from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import cancel
 
 LOG = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Client:
 
         Raises:
             LinkTimeout: no answer.
-            ModelError: the BS refuses this drafter's vocabulary.
+            ModelError: the BS refuses this drafter's vocabulary, or has another version.
         """
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._lost)
@@ -118,6 +118,7 @@ class Client:
             raise ModelError(f"the BS refuses: {packet.message.reason}")
         if not isinstance(packet.message, Welcome):
             raise ProtocolError(f"expected Welcome, got {type(packet.message).__name__}")
+        check_welcome(packet.message)
         self.welcome = packet.message
         return packet.message
 

@@ -23,7 +23,7 @@ from testbed.clock import Clock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
 from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome, difference
-from testbed.protocols.ranges import check_ranges
+from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
 
@@ -216,7 +216,11 @@ class FailoverClient(Client):
         self._news.set()
 
     def _difference(self, station: StationState, welcome: Welcome) -> str:
-        """The difference of a station from one that was greeted before, in one line; empty if it does not."""
+        """Why a station cannot be used, such as a difference from one greeted before, in one line; empty: it can."""
+        try:
+            check_welcome(welcome, station.address)
+        except ModelError as exc:
+            return str(exc)
         known = [(s.address, s.welcome) for s in self._stations if s is not station and s.welcome is not None]
         if self.welcome is not None:
             known.append((self.serving, self.welcome))

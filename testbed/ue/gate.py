@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from testbed.errors import ProtocolError
-from testbed.protocols.messages import Close, Draft, Fault, Open, Verdict
+from testbed.errors import LinkTimeout, ProtocolError
+from testbed.protocols.messages import Busy, Close, Draft, Open, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
+from testbed.ue.exchange import NOTHING, OutgoingWindow, SessionExchanges
 
+LOG = logging.getLogger(__name__)
 SHOWN = 8
 """Number of tokens of each continuation in a report."""
 
@@ -27,7 +32,8 @@ class Divergence(msgspec.Struct, frozen=True):
     target: list[int]
     """The target's own output from `position` on."""
     gap: float
-    """Logit of the target's token minus that of the output's token, computed by the serving engine."""
+    """Logit of the target's token minus that of the output's token, computed by the serving engine; infinite where one
+    of the two ends, or if the BS did not say."""
     tie: bool
     """Whether the gap is within the tolerance, so that it does not count as a loss."""
 
@@ -69,7 +75,7 @@ async def compare(
 
 def _opening(client: Client, sampling: Sampling, seed: int) -> Open:
     return Open(
-        session=client.new_session(), protocol="greedy", threshold=0.0, hidden_size=1,
+        session=-1, protocol="greedy", threshold=0.0, hidden_size=1,
         temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=seed,
         coupled=sampling.coupled, served=client.served,
     )  # fmt: skip
@@ -77,31 +83,37 @@ def _opening(client: Client, sampling: Sampling, seed: int) -> Open:
 
 async def _gap(client: Client, asked: Open, prefix: list[int], output: int, target: int) -> float:
     """Logit of the target's token after `prefix` minus that of the other of the two tokens; with coupled sampling,
-    noise included.
+    noise included. Infinite, with a warning, if the BS does not say.
     """
-    session, ids = asked.session, np.asarray(prefix, np.int32)
-    await client.send(asked, {"ids": ids})
     gap = 0.0
     try:
-        for number, token in enumerate((output, target)):
-            if number:
-                await client.send(Close(session=session))
-                await client.send(asked, {"ids": ids})
-            draft = Draft(session=session, round=0, base_len=len(prefix))
-            await client.send(draft, {"ids": np.array([token], np.int32)})
-            verdict = await _verdict(client, session)
+        for token in (output, target):
+            verdict = await _verdict(client, asked, np.asarray(prefix, np.int32), token)
             if verdict.accepted == 0:
                 gap = max(gap, verdict.gap)
-    finally:
-        client.end_session(session)
-        await client.send(Close(session=session))
+    except LinkTimeout as exc:
+        LOG.warning("outputs differ, and by which logits is unknown: %s", exc)
+        return float("inf")
     return gap
 
 
-async def _verdict(client: Client, session: int) -> Verdict:
-    while True:
-        message = (await client.receive(session, client.timeout_s)).message
-        if isinstance(message, Verdict):
-            return message
-        if isinstance(message, Fault):
-            raise ProtocolError(f"the BS refuses: {message.reason}")
+async def _verdict(client: Client, asked: Open, prefix: NDArray[np.int32], token: int) -> Verdict:
+    """Verdict on one token, from a session of its own."""
+    number = client.new_session()
+
+    async def begin(round_: int) -> int:
+        return await client.send(replace(asked, session=number, round=round_), {"ids": prefix})
+
+    exchanges = SessionExchanges(client, number, begin, _refused, lambda drafted, positions: {})
+    draft = Draft(session=number, round=0, base_len=len(prefix))
+    window = OutgoingWindow(draft, {"ids": np.array([token], np.int32)}, NOTHING, client.clock.time())
+    try:
+        await exchanges.open(0)
+        return (await exchanges.verdict(window)).verdict
+    finally:
+        client.end_session(number)
+        await client.send(Close(session=number))
+
+
+def _refused(busy: Busy) -> None:
+    raise ProtocolError(f"the BS refuses: {busy.reason}")

@@ -15,6 +15,7 @@ from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.messages import NO_HINT, Busy, Close, Draft, Open, Verdict
 from testbed.protocols.methods import Ahead
 from testbed.protocols.quantise import FULL_BITS, pack_q
+from testbed.protocols.ranges import check_token
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import cancel
 from testbed.ue.client import Client
@@ -228,8 +229,7 @@ class DecodingSession:
         if exchange.arrays and draws:
             token = self._protocol.replace(drafted, verdict.accepted, exchange.arrays, draws)
             self._windows.replaced = token
-        if not 0 <= token < self._drafter.vocab_size:
-            raise ProtocolError(f"verdict adds token {token}, outside the vocabulary")
+        check_token(token, self._drafter.vocab_size)
         added: NDArray[np.int32] = np.append(drafted.ids[: verdict.accepted], np.int32(token))[:room]
         ends = [i for i, token in enumerate(added.tolist()) if token in self._ends]
         if ends:

@@ -12,6 +12,7 @@ from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import AnyArray, Packet
 from testbed.protocols.messages import Busy, Close, Fault, Open, Opened, Resync, Verdict
+from testbed.protocols.ranges import check_token
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.exchange import SILENCE_S, SLOWEST_BPS
@@ -103,7 +104,7 @@ class _TokenStream:
             AdmissionError: the BS cannot guarantee the speed.
             LinkTimeout: no progress within the client's timeout: neither this token nor, after an interruption, one of
                 those before that had not come again yet.
-            ProtocolError: the BS refuses.
+            ProtocolError: the BS refuses, or sends something else than a token of its vocabulary.
         """
         self._reached = -2
         self._progress(-1)
@@ -114,6 +115,7 @@ class _TokenStream:
             message = packet.message
             self.downlink_bytes += packet.size_bytes
             if isinstance(message, Verdict) and message.round == self._position:
+                self._check(message)
                 self._position += 1
                 if self._position > self._received:
                     self._received += 1
@@ -130,6 +132,12 @@ class _TokenStream:
             elif not isinstance(message, Verdict):
                 reason = message.reason if isinstance(message, Fault) else type(message).__name__
                 raise ProtocolError(f"the BS refuses: {reason}")
+
+    def _check(self, verdict: Verdict) -> None:
+        if verdict.accepted:
+            raise ProtocolError(f"verdict accepts {verdict.accepted} tokens, of which none was drafted")
+        if self._client.welcome is not None:
+            check_token(verdict.token, self._client.welcome.vocab_size)
 
     def _progress(self, tokens: int) -> None:
         """Note that the BS has sent this many tokens of the request again, which counts once for each number."""

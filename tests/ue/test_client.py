@@ -66,7 +66,7 @@ class Twice:
                         hidden_size=1,
                         vocab_size=1,
                         end_ids=(),
-                        protocols=(),
+                        protocols=("greedy",),
                         max_window=1,
                         max_positions=1,
                     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +14,12 @@ from numpy.typing import NDArray
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.sessions import SessionTable
+from testbed.clock import WallClock, within
 from testbed.errors import ProtocolError
+from testbed.protocols.messages import Busy, Draft, Open, Opened, Resync, Verdict
+from testbed.ue.client import Client
 from testbed.ue.gate import Divergence, compare, first_difference
+from tests.support.answering import Answer, Link
 from tests.support.stations import VOCAB, client, station
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -109,3 +116,48 @@ async def test_an_output_that_ends_elsewhere_is_no_tie_at_any_tolerance(toleranc
 async def test_a_token_that_the_target_does_not_know_is_refused_by_the_bs() -> None:
     with pytest.raises(ProtocolError, match="token ids must lie in"):
         await gate([VOCAB, *OWN[1:]], OWN)
+
+
+# ---------------------------------------------------------------- base stations that do not answer at once
+
+
+async def behind(answer: Answer) -> Divergence | None:
+    link = Link(answer, (Open, Draft))
+    connection = Client(link, WallClock(), 1, 1.0)
+    try:
+        await connection.connect("", 1)
+        return await within(5.0, compare(connection, 7, [1], [2], [3], 0.0))
+    finally:
+        await connection.close()
+
+
+def verdict(draft: Draft, round_: int = 0) -> Verdict:
+    return Verdict(
+        session=draft.session, round=round_, accepted=0, token=3, candidates=0, queried=0, gap=2.5, batch_size=1,
+        queue_s=0.0, verify_s=0.0, judge_s=0.0, bs_s=0.0,
+    )  # fmt: skip
+
+
+async def test_a_full_bs_is_waited_for() -> None:
+    """The run failed, and did not say that its outputs differ."""
+
+    def answer(message: Open | Draft, number: int) -> Iterable[Any]:
+        if number == 0:
+            yield Busy(session=message.session, reason="full", retry_s=0.1)
+        elif isinstance(message, Open):
+            yield Opened(session=message.session, length=1)
+        else:
+            yield from (Resync(session=message.session),) if number == 1 else (verdict(message, 9), verdict(message))
+
+    found = await behind(answer)
+    assert found is not None and found.gap == 2.5
+
+
+async def test_a_bs_that_only_confirms_holds_the_gate_for_no_longer_than_the_timeout() -> None:
+    """One message a second held it for ever."""
+
+    def answer(message: Open | Draft, number: int) -> Iterable[Any]:
+        yield from (Opened(session=message.session, length=1) for _ in range(1000))
+
+    found = await behind(answer)
+    assert found is not None and found.gap == float("inf") and not found.tie

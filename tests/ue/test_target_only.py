@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from testbed.channel.link import Received
 from testbed.clock import WallClock, within
-from testbed.errors import LinkTimeout
-from testbed.protocols.codec import decode_uplink, encode
-from testbed.protocols.messages import VERSION, Busy, Hello, Open, Opened, Resync, Verdict, Welcome
+from testbed.errors import LinkTimeout, ModelError, ProtocolError
+from testbed.protocols.messages import Busy, Open, Opened, Resync, Verdict
 from testbed.ue.client import Client
 from testbed.ue.target_only import decode_remotely
+from tests.support.answering import WELCOME, Answer, Link
 
 TIMEOUT_S, WAIT_S, TOKENS = 1.0, 15.0, 5
-Answer = Callable[[Open, int], Iterable[Any]]
-WELCOME = Welcome(
-    version=VERSION, model="m", hidden_size=1, vocab_size=1, end_ids=(), protocols=(), max_window=1, max_positions=1
-)
-
-
-class Link:
-    """A link to a BS that answers the n-th request as given, a message every 20 ms."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer, self.requests = answer, 0
-        self.mail: asyncio.Queue[Any] = asyncio.Queue()
-        self.sending: set[asyncio.Task[None]] = set()
-
-    async def send(self, frames: Any) -> int:
-        message = decode_uplink([bytes(frame) for frame in frames]).message
-        if isinstance(message, Hello):
-            self.mail.put_nowait(WELCOME)
-        elif isinstance(message, Open):
-            self.requests += 1
-            task = asyncio.create_task(self.deliver(self.answer(message, self.requests - 1)))
-            self.sending.add(task)
-            task.add_done_callback(self.sending.discard)
-        return 0
-
-    async def deliver(self, messages: Iterable[Any]) -> None:
-        for message in messages:
-            await asyncio.sleep(0.02)
-            self.mail.put_nowait(message)
-
-    async def recv(self, timeout_s: float) -> Received:
-        message = await within(timeout_s, self.mail.get())
-        return Received([bytes(frame) for frame in encode(message)], 1)
-
-    def close(self) -> None:
-        for task in self.sending:
-            task.cancel()
 
 
 def token(request: Open, number: int) -> Verdict:
@@ -122,3 +85,21 @@ async def test_each_progress_gives_the_bs_the_whole_time_again() -> None:
         yield Resync(session=request.session)
 
     assert (await decode(answer)).token_ids == [7] * TOKENS
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"token": 16}, "token 16, outside"), ({"token": -1}, "token -1, outside"), ({"accepted": 2}, "accepts 2 tokens")],
+)
+async def test_what_is_no_token_of_the_vocabulary_is_refused(change: dict[str, int], words: str) -> None:
+    """Token 2147483647 was recorded as the target's own, and -1 ended the run and each resumption."""
+    with pytest.raises(ProtocolError, match=words):
+        await decode(lambda request, number: [replace(token(request, 0), **change)])
+
+
+@pytest.mark.parametrize("change", [{"version": 99}, {"protocols": ()}, {"vocab_size": 0}])
+async def test_a_bs_of_another_version_is_refused(change: dict[str, Any]) -> None:
+    client = Client(Link(refuses, welcome=replace(WELCOME, **change)), WallClock(), 1, TIMEOUT_S)
+    with pytest.raises(ModelError, match="the BS cannot be used"):
+        await client.connect("", 1)
+    await client.close()
