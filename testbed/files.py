@@ -66,17 +66,38 @@ def json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model.
 
     Raises:
-        ModelError: the file is missing, unreadable, not JSON, or not an object.
+        ModelError: the file is missing, unreadable, not an object, or not JSON for `json_values`.
     """
     try:
-        document = json.loads(file_bytes(path))
+        document = json_values(file_bytes(path))
     except OSError as exc:
         raise ModelError(f"{path} cannot be read: {exc.strerror or exc}") from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path} is not JSON: {exc}") from exc
+    except ValueError as exc:
+        raise ModelError(f"{path} is not JSON that can be used: {exc}") from exc
     if not isinstance(document, dict):
         raise ModelError(f"{path} holds no JSON object")
     return document
+
+
+def json_values(content: bytes | str) -> Any:
+    """The values in a JSON document.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply; or a key occurs twice in an object: one of both values would
+            be lost.
+    """
+    try:
+        return json.loads(content, object_pairs_hook=_object)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {max(keys, key=keys.count)!r:.80} is there twice")
+    return found
 
 
 def regular_bytes(path: Path) -> int:

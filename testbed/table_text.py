@@ -1,4 +1,4 @@
-"""Tables as Markdown, CSV or LaTeX."""
+"""Tables as Markdown, CSV or LaTeX, and numbers in their cells."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def plain_cell(value: Any) -> Any:
     value = value.translate(CONTROLS) if isinstance(value, str) else value
     formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBERS.fullmatch(value)
     return f"'{value}" if formula else value
+
+
+def cell_number(text: str) -> float:
+    """The number in a cell of CSV.
+
+    Raises:
+        ValueError: there is none, or it is written as in Python alone: 1_000, or in digits of another script.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(f"could not convert string to float: {text!r}")
+    return float(text)
 
 
 def as_csv(data: TableData) -> str:

@@ -17,9 +17,20 @@ import pytest
 from testbed import unpacked
 from testbed.config import RunConfig, load
 from testbed.errors import BadInput, ConfigError, TestbedError
-from testbed.files import MOST_BYTES, file_bytes, held, whole_file, yaml_values
+from testbed.files import MOST_BYTES, file_bytes, held, json_object, json_values, whole_file, yaml_values
 from testbed.unpacked import parquet_table
 from tests.support.refusals import refuse
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '[{"b": {"x": 1, "a": 0, "a": 0}}]'])
+def test_a_key_that_is_there_twice_is_refused(text: str, tmp_path: Path) -> None:
+    """The last one won."""
+    with pytest.raises(ValueError, match="the key 'a' is there twice"):
+        json_values(text)
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    refuse(lambda: json_object(path), BadInput, "config.json", "'a' is there twice")
+    assert json_values('[{"a": 1, "b": 2}, {"a": 3}]') == [{"a": 1, "b": 2}, {"a": 3}]
 
 
 def test_a_file_takes_the_place_of_the_old_one_in_the_end(tmp_path: Path) -> None:

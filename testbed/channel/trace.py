@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.files import file_bytes, whole_file
+from testbed.table_text import cell_number
 
 Array = NDArray[np.float64]
 COLUMNS = ("t_s", "uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "snr_db")
@@ -188,7 +189,7 @@ def _row(line: str, where: str) -> list[float]:
     if not cells[-1].strip():
         cells[-1] = "nan"
     try:
-        return [float(cell) for cell in cells]
+        return [cell_number(cell) for cell in cells]
     except ValueError as exc:
         raise BadInput(f"{where}: {str(exc).split(': ')[-1]} is not a number") from exc
 

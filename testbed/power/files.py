@@ -22,6 +22,7 @@ from testbed.power.reading import PowerSource, Reading
 from testbed.power.sensors import tegrastats
 from testbed.power.sensors.rails import total_w, whole
 from testbed.power.series import Samples, gather
+from testbed.table_text import cell_number
 from testbed.unpacked import parquet_table
 
 FIXED = ("time_s", "total_w", "temp_c", "throttled")
@@ -105,18 +106,18 @@ def _reading(row: Mapping[str, Any], names: Sequence[str]) -> Reading | None:
     """
     try:
         rails = {
-            name.removesuffix(RAIL): float(value)
+            name.removesuffix(RAIL): cell_number(value)
             for name, value in row.items()
             if name and name.endswith(RAIL) and name != "total_w" and value
         }
         if row.get("total_w"):
-            power_w = float(row["total_w"])
+            power_w = cell_number(row["total_w"])
         elif row.get("voltage_v") and row.get("current_a"):
-            power_w = float(row["voltage_v"]) * float(row["current_a"])
+            power_w = cell_number(row["voltage_v"]) * cell_number(row["current_a"])
         else:
             power_w = total_w(rails, names)
-        time_s, temp = float(row["time_s"] or "nan"), row.get("temp_c")
-        temp_c = float(temp) if temp else None
+        time_s, temp = cell_number(row["time_s"] or "nan"), row.get("temp_c")
+        temp_c = cell_number(temp) if temp else None
         if not all(map(math.isfinite, (time_s, power_w, *rails.values()))):
             return None
     except (TypeError, ValueError, SensorError):

@@ -13,6 +13,7 @@ from testbed.bs.scheduling.estimator_fit import Sample
 from testbed.channel.trace import read_text
 from testbed.errors import BadInput
 from testbed.optim.pass_time import RequestWork
+from testbed.table_text import cell_number
 
 COLUMNS = ("batch", "new_tokens", "cached_tokens", "latency_s")
 MOST_TOKENS, MOST_S = 2**31, 86_400.0
@@ -102,7 +103,7 @@ def _parse(row: Sequence[str], places: Mapping[str, int], where: str) -> tuple[s
 
 def _number(text: str, column: str, where: str) -> float:
     try:
-        value = float(text)
+        value = cell_number(text)
     except ValueError as exc:
         raise BadInput(f"{where}: {column} must be a number, not {text!r}") from exc
     if not math.isfinite(value):

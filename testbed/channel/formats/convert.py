@@ -21,6 +21,7 @@ from testbed.channel.formats import mahimahi
 from testbed.channel.formats.repair import Converted, Options, make_trace
 from testbed.channel.trace import Array, Trace, read_text, read_trace, write_lines
 from testbed.errors import BadInput
+from testbed.table_text import cell_number
 
 UNKNOWN = 2147483647
 """Android's integer for an unknown value."""
@@ -220,7 +221,7 @@ def _numbers(cells: Sequence[str]) -> Array:
 
 def _number(cell: str) -> float:
     try:
-        return float(cell)
+        return cell_number(cell)
     except ValueError:
         return math.nan
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput
-from testbed.files import file_bytes
+from testbed.files import file_bytes, json_values
 
 
 def read_shares(path: Path) -> tuple[float, ...]:
@@ -48,8 +47,8 @@ def uplinks_mbps(path: Path, uplink_mbps: float | None = None) -> tuple[float, .
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(file_bytes(path))
-    except (OSError, ValueError, RecursionError) as exc:
+        document = json_values(file_bytes(path))
+    except (OSError, ValueError) as exc:
         raise BadInput(f"cannot read shares from {path}: {exc}") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{path} holds no shares; write it with `testbed optim bandwidth --json`")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from testbed.cli.options import AsJson, numbers
 from testbed.cli.output import print_json
 from testbed.cli.tables import print_rows
 from testbed.errors import BadInput
-from testbed.files import file_bytes
+from testbed.files import file_bytes, json_values
 from testbed.optim.serving.model import Costs, CycleCosts, compare
 from testbed.optim.serving.points import Points, names
 
@@ -125,8 +124,8 @@ def _given(text: str | None) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        document = json.loads(file_bytes(path))
-    except (OSError, ValueError, RecursionError) as exc:
+        document = json_values(file_bytes(path))
+    except (OSError, ValueError) as exc:
         raise BadInput(f"cannot read a fit from {path}: {getattr(exc, 'strerror', None) or exc}") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{path} is no fit as `testbed latency fit --json` writes it")

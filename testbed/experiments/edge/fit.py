@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from testbed.experiments.edge.dimensions import of_directory, of_gguf
 from testbed.experiments.estimator.profile import PassBench
 from testbed.experiments.inputs.pair import pair_paths
 from testbed.experiments.results.csv_file import write_csv
-from testbed.files import file_bytes
+from testbed.files import file_bytes, json_values
 from testbed.optim.cost_fit import NODES, MeasuredStep, Node, NodeFit, Phase, cost_document, fit_steps
 from testbed.optim.inference_cost import Cost, Model
 from testbed.optim.pass_time import RequestWork
@@ -217,6 +216,6 @@ def read_cost(path: Path) -> Cost:
         BadInput: an unreadable file, or one without `cost`.
     """
     try:
-        return msgspec.convert(json.loads(file_bytes(path))["cost"], Cost)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, BadInput) as exc:
+        return msgspec.convert(json_values(file_bytes(path))["cost"], Cost)
+    except (OSError, ValueError, KeyError, TypeError, BadInput) as exc:
         raise BadInput(f"{path} has no `cost`, as `testbed optim fit --json` writes it: {exc}") from exc

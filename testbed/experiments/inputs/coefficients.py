@@ -12,6 +12,7 @@ from scipy.optimize import nnls
 from testbed.channel.trace import read_text
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import InteractionVerify, PassWork, VerifyCost, load_profile
+from testbed.files import json_values
 from testbed.optim.pass_time import Coefficients, RequestWork, coefficients_of, features
 
 SELF = "probe"
@@ -40,13 +41,11 @@ def read(path: Path) -> Coefficients:
         BadInput: unreadable file, or no coefficients in it.
     """
     try:
-        document = json.loads(read_text(path))
-    except RecursionError as exc:
-        raise BadInput(f"{path.name} is nested too deeply; give the output of fit --json") from exc
+        document = json_values(read_text(path))
     except json.JSONDecodeError as exc:
         raise BadInput(f"{path.name}, line {exc.lineno}: no JSON ({exc.msg}); give the output of fit --json") from exc
-    except ValueError as exc:  # a number of thousands of digits
-        raise BadInput(f"{path.name} is no JSON: {exc}; give the output of fit --json") from exc
+    except ValueError as exc:
+        raise BadInput(f"{path.name} is no JSON that can be used: {exc}; give the output of fit --json") from exc
     if not isinstance(document, dict):
         raise BadInput(f"{path.name} is no JSON object; give the output of fit --json")
     return coefficients_of(document, path.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from testbed.channel.spec import ChannelSpec
 from testbed.channel.trace import read_trace
 from testbed.clock import Clock
 from testbed.errors import BadInput
-from testbed.files import file_bytes
+from testbed.files import file_bytes, json_values
 from testbed.ue.channel_state import (
     ChannelState,
     ConstantChannel,
@@ -217,9 +216,9 @@ def _given(values: dict[str, str]) -> Csi:
 def _prior(path: Path) -> Csi:
     """The `csi` entry of a document written by `channel measure`, with assumed rates if it has none."""
     try:
-        document = json.loads(file_bytes(path))
+        document = json_values(file_bytes(path))
         measured = dict(document["csi"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+    except (OSError, ValueError, KeyError, TypeError) as exc:
         raise BadInput(f"bad channel state {str(path)!r}: not written by `channel measure`; use {FORMS}") from exc
     assumed = {"uplink_mbps": ASSUMED_MBPS, "downlink_mbps": ASSUMED_MBPS}
     try:

@@ -15,6 +15,7 @@ from testbed.files import file_bytes
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import NEEDED, SETTING, Points
 from testbed.optim.serving.ratios import LoadSeries
+from testbed.table_text import cell_number
 
 RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "rps": (lambda v: v >= 0, "0 or more, in requests a second"),
@@ -194,7 +195,7 @@ def _cell(path: Path, header: Sequence[str], line: int, row: Sequence[str], name
     text = row[header.index(name)].strip()
     holds, right = RULES.get(name, POSITIVE)
     try:
-        value = float(text)
+        value = cell_number(text)
     except ValueError as exc:
         raise BadInput(f"{path.name} line {line}: {name} must be a number, not {text!r:.40}") from exc
     if not (math.isfinite(value) and holds(value)):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from testbed.cli.latency import group as latency
+from testbed.cli.latency.predict import _read_json
 from testbed.cli.optim import window
 from testbed.errors import BadInput
 from testbed.experiments.results.latency import read_points
@@ -359,6 +360,20 @@ def test_command_lines_that_cannot_be_answered_are_refused(line: str, said: str,
 )  # fmt: skip
 def test_windows_that_cannot_be_priced_are_refused(options: str, said: str) -> None:
     assert said in refusal(f"window {options}", optim)
+
+
+@pytest.mark.parametrize("number", ["1_0", "\uff11\uff10", "0x10"])
+def test_numbers_as_python_alone_writes_them_are_refused(number: str, tmp_path: Path) -> None:
+    """1_000 was read as 1000."""
+    path = tmp_path / "points.csv"
+    path.write_text(f"rps,latency_s\n{number},0.5\n20,0.7\n")
+    refuse(lambda: read_points(path), BadInput, "line 2", "rps must be a number", number)
+
+
+def test_a_fit_with_a_key_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fit.json"
+    path.write_text('{"form": "load", "c1": 0.1, "c2": 0.02, "c2": 0.03}')
+    refuse(lambda: _read_json(path), BadInput, "fit.json", "'c2' is there twice")
 
 
 @pytest.mark.parametrize("command", ["fit", "speedup", "predict"])
