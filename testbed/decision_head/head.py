@@ -26,6 +26,8 @@ TEXTS: dict[Reading, str] = {"predicting": "that predict a token", "after": "aft
 INFO, WEIGHTS = "head.json", "head.safetensors"
 MOST_WEIGHTS = 2**30
 """Largest size of its weights [bytes]."""
+USUAL = 1000.0
+"""Standard deviations from the mean within which inputs must give numbers."""
 
 
 class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +99,8 @@ class DecisionHead:
     """Weights of a head, ready for inference.
 
     Raises:
-        BadInput: arrays of wrong shapes or with entries that are not finite, or scales that are not positive.
+        BadInput: arrays of wrong shapes or with entries that are not finite, scales that are not positive, or weights
+            so large that p_rej of usual states would not be a number.
     """
 
     info: HeadInfo
@@ -123,6 +126,15 @@ class DecisionHead:
                 raise BadInput(f"{name} has entries that are not finite")
         if not (self.scale > 0).all():
             raise BadInput("scale must be positive")
+        if self._reach() > float(np.finfo(np.float32).max):
+            raise BadInput("its weights are too large: states near their means give no numbers")
+
+    def _reach(self) -> float:
+        """Bound of all sums in `logits`, for inputs within `USUAL` standard deviations of their means."""
+        w1, b1, w2, b2, mean, scale = (np.abs(getattr(self, name).astype(np.float64)) for name in self.info.shapes)
+        layer = w1 / scale
+        hidden = layer @ (2 * mean + USUAL * scale) + b1
+        return float(max(layer.max(), hidden.max(), w2 @ hidden + b2[0]))
 
     @cached_property
     def _folded(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -133,7 +145,7 @@ class DecisionHead:
     def reject_probability(
         self, drafter_hidden: NDArray[Any], target_hidden: NDArray[Any], channel: NDArray[Any]
     ) -> NDArray[np.float32]:
-        """p_rej [m] of m mismatches, in one matrix product; 1 where an input is not finite.
+        """p_rej [m] of m mismatches, in one matrix product; 1 where an input is not finite or far too large.
 
         Args:
             drafter_hidden: [m, d_d], h_d.
@@ -155,8 +167,9 @@ class DecisionHead:
         sound = np.isfinite(x).all(axis=1)
         x[~sound] = 0
         layer, bias = self._folded
-        z: NDArray[np.float32] = np.maximum(x @ layer + bias, 0) @ self.w2 + self.b2
-        z[~sound] = np.inf
+        with np.errstate(over="ignore", invalid="ignore"):
+            z: NDArray[np.float32] = np.maximum(x @ layer + bias, 0) @ self.w2 + self.b2
+        z[~sound | np.isnan(z)] = np.inf
         return z
 
     def threshold(self, quality: float) -> float:

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from testbed.decision_head.head import DecisionHead, HeadInfo, check_fits, load_head, save_head
 from testbed.errors import BadInput, ModelError
 from tests.support.heads import random_head
+from tests.support.refusals import refuse
 
 FEATURES = ("log10_uplink_mbps", "per_up")
 TARGET, DRAFTER = "e" * 16, "d" * 16
@@ -86,6 +87,27 @@ def test_what_is_not_finite_is_rejected_for_sure_and_touches_no_other_row(bad: f
     found = head.reject_probability(drafter, target, channel)
     assert found[1] == 1
     np.testing.assert_allclose(np.delete(found, 1), np.delete(whole, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["w1", "b1", "w2", "mean", "scale"])
+def test_weights_too_large_to_compute_with_are_refused(name: str, tmp_path: Path) -> None:
+    """They are finite, but `demo` warned of overflows and judged by NaN."""
+    head = some_head(4)
+    save_head(head, tmp_path)
+    path = tmp_path / "head.safetensors"
+    stored = load_file(path)
+    signs = np.where(np.arange(stored[name].size) % 2, 1, -1).reshape(stored[name].shape)
+    bad = np.full_like(stored[name], 1e-38) if name == "scale" else (3e38 * signs).astype(np.float32)
+    save_file(stored | {name: bad}, path)
+    refuse(lambda: load_head(tmp_path), ModelError, "head.safetensors", "too large")
+
+
+def test_inputs_too_large_to_compute_with_are_rejected_for_sure() -> None:
+    head = some_head(5)
+    drafter, target, channel = some_states(head, 4, 5)
+    target[2] = np.float32(3e38) * np.where(np.arange(7) % 2, 1, -1)
+    found = head.reject_probability(drafter, target, channel)
+    assert np.isfinite(found).all()
 
 
 def test_inputs_of_another_size_are_refused() -> None:
