@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from testbed.assets.model_directory import weight_files
 from testbed.errors import BadInput
 
 SMALL_BYTES = 64 * 2**20
@@ -32,17 +33,12 @@ def model_fingerprint(path: Path) -> str:
     It depends on the contents and sizes of the files, not on their names.
 
     Args:
-        path: a GGUF file, or a directory with config.json and *.safetensors.
+        path: a GGUF file, or a directory with config.json and the weights in `weight_files`.
 
     Raises:
         BadInput: `path` is neither of these or cannot be read.
     """
-    files = [path]
-    if path.is_dir():
-        files = [path / "config.json", *sorted(path.glob("*.safetensors"))]
-        if len(files) == 1:
-            raise BadInput(f"{path} contains no *.safetensors: give a GGUF file or a model directory")
-    return _fingerprint(files)
+    return _fingerprint([path / "config.json", *weight_files(path)] if path.is_dir() else [path])
 
 
 def file_stamp(name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.assets.model_directory import check_regular
+from testbed.assets.model_directory import check_regular, stored_tensors
 from testbed.errors import ModelError, TestbedError
-from testbed.files import file_bytes, regular_bytes
-
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+from testbed.files import json_object
 
 
 @contextlib.contextmanager
@@ -46,46 +43,31 @@ class Checkpoint:
         """Open a directory without reading weights.
 
         Raises:
-            ModelError: config.json or a weight file is missing or unreadable.
+            ModelError: config.json is missing or unreadable, or `stored_tensors` refuses the weights.
         """
         self.directory = directory
         check_regular(directory)
-        raw = self._json("config.json")
-        self.architecture = str((raw.get("architectures") or ["none"])[0])
+        named = json_object(directory / "config.json").get("architectures")
+        self.architecture = str(named[0]) if isinstance(named, list) and named else "none"
         self.config = self._config()
-        self._files: dict[str, Any] = {}
-        self._file_of = self._find_tensors()
-        self.names = list(self._file_of)
+        self._files: dict[Path, Any] = {}
+        self._tensors = stored_tensors(directory)
+        self.names = list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
-        return tuple(self._read(name, "get_slice").get_shape())
+        return self._tensors[name].shape
 
     def load(self, name: str) -> NDArray[np.float32]:
         """Read one tensor as float32."""
-        array: NDArray[np.float32] = self._read(name, "get_tensor").float().numpy()
-        return array
-
-    def _read(self, name: str, method: str) -> Any:
         from safetensors import SafetensorError
 
-        file = self._file_of[name]
+        path = self._tensors[name].file
         try:
-            return getattr(self._open(file), method)(name)
+            array: NDArray[np.float32] = self._open(path).get_tensor(name).float().numpy()
         except SafetensorError as exc:
-            raise ModelError(f"{self.directory / file}: tensor {name} cannot be read ({exc})") from exc
-
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.directory / name
-        try:
-            content = json.loads(file_bytes(path))
-        except FileNotFoundError:
-            raise ModelError(f"{path}: no such file; give a Hugging Face model directory") from None
-        except (OSError, ValueError, RecursionError) as exc:
-            raise ModelError(f"{path}: not readable as JSON ({exc})") from exc
-        if not isinstance(content, dict):
-            raise ModelError(f"{path}: not a JSON object")
-        return content
+            raise ModelError(f"{path}: tensor {name} cannot be read ({exc})") from exc
+        return array
 
     def _config(self) -> Any:
         from transformers import AutoConfig
@@ -96,25 +78,12 @@ class Checkpoint:
             reason = " ".join(str(exc).split())
             raise ModelError(f"{self.directory}: transformers cannot read its config.json: {reason}") from exc
 
-    def _find_tensors(self) -> dict[str, str]:
-        """File name of each tensor."""
-        if (self.directory / INDEX).is_file():
-            files = self._json(INDEX).get("weight_map")
-            if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-                raise ModelError(f"{self.directory / INDEX}: no weight_map from tensors to files")
-            return files
-        return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-
-    def _open(self, file: str) -> Any:
+    def _open(self, path: Path) -> Any:
         from safetensors import SafetensorError, safe_open
 
-        if file not in self._files:
-            path = self.directory / file
+        if path not in self._files:
             try:
-                regular_bytes(path)
-                self._files[file] = safe_open(path, framework="pt")
-            except FileNotFoundError:
-                raise ModelError(f"{path}: no such file; weights must be in safetensors format") from None
+                self._files[path] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as exc:
                 raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
-        return self._files[file]
+        return self._files[path]

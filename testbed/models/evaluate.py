@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from testbed.assets.model_directory import stored_tensors
+
 Keep = Callable[[list[int], list[list[int]]], list[bool]]
 """Judge of mismatches: (prompt indices, ids up to and including the drafted token) → whether each is kept."""
 
@@ -29,7 +31,12 @@ class BatchDecoder:
 
     @classmethod
     def load(cls, directory: Path, end_id: int) -> BatchDecoder:
-        """Load a transformers directory in float32."""
+        """Load a transformers directory in float32.
+
+        Raises:
+            ModelError: see `stored_tensors`.
+        """
+        stored_tensors(directory)
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,8 @@ def model(directory: Path, config: bytes = b"{}", **shards: bytes) -> Path:
     (directory / "config.json").write_bytes(config)
     for name, data in shards.items():
         (directory / f"{name}.safetensors").write_bytes(data)
+    files = {name: f"{name}.safetensors" for name in shards}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return directory
 
 
@@ -43,6 +46,8 @@ def test_a_directory_is_named_by_its_configuration_and_weights(tmp_path: Path) -
     (made[0] / "tokenizer.json").write_text("{}")
     again = model(tmp_path / "f", one=b"x", two=b"y")
     assert model_fingerprint(made[0]) == model_fingerprint(again)
+    (made[0] / "consolidated.safetensors").write_bytes(b"in no engine's way")
+    assert model_fingerprint(made[0]) == model_fingerprint(again), "the files that are loaded, and no others"
 
 
 def test_of_a_large_file_both_ends_blocks_and_size_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +77,7 @@ def test_large_files_are_read_in_pieces(tmp_path: Path) -> None:
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refuse(lambda: model_fingerprint(tmp_path / "none.gguf"), BadInput, "none.gguf", "No such file")
-    refuse(lambda: model_fingerprint(tmp_path), BadInput, "no *.safetensors")
+    refuse(lambda: model_fingerprint(tmp_path), BadInput, "no model.safetensors")
     (tmp_path / "model.safetensors").write_bytes(b"x")
     refuse(lambda: model_fingerprint(tmp_path), BadInput, "config.json")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.assets.model_directory import check_regular
+from testbed.assets.model_directory import StoredTensor, check_regular, stored_tensors
 from testbed.bs.engines.target import fields_of, find
 from testbed.bs.engines.tensor_shapes import MOST_POSITIONS, ModelConfig, Shape, expected_tensors
 from testbed.errors import BadInput, ModelError
@@ -46,8 +46,9 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         max_model_len: positions of a sequence; None: the model's own limit.
 
     Raises:
-        ModelError: no such model, no config.json or safetensors in it, an architecture that is not supported, or a
-            head with fewer rows than the vocabulary has tokens.
+        ModelError: no such model, no config.json, weights that `stored_tensors` refuses or that are not those of
+            config.json, an architecture that is not supported, or a head with fewer rows than the vocabulary has
+            tokens.
         BadInput: an unknown dtype, or more positions than the model's limit.
     """
     if dtype not in DTYPES:
@@ -59,7 +60,10 @@ def check_files(model: str | Path, *, dtype: str, vocab_size: int | None, max_mo
         )
     check_regular(directory)
     architecture, config = _config(directory)
-    check_shapes(directory, architecture, _check_weights(directory, bool(config.quantization_config)), config)
+    tensors = stored_tensors(directory)
+    if not config.quantization_config:
+        _check_types(tensors)
+    check_shapes(directory, architecture, {name: one.shape for name, one in tensors.items()}, config)
     if config.scaled_positions > MOST_POSITIONS:
         raise ModelError(f"{directory}: config.json makes tables for {config.scaled_positions:.3g} positions")
     rows, made_for = config.vocab_size, config.max_position_embeddings
@@ -101,29 +105,10 @@ def check_shapes(directory: Path, architecture: str, shapes: Mapping[str, Shape]
             raise ModelError(f"{directory}: {name} has the shape {shapes[name]}; config.json says {shape}")
 
 
-def _check_weights(directory: Path, quantised: bool) -> dict[str, Shape]:
-    """Check that weight files are whole, by their headers; returns the shapes of their tensors."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"no *.safetensors in {directory}: convert the weights with transformers' save_pretrained")
-    return {name: shape for path in files for name, shape in _shapes(path, quantised).items()}
-
-
-def _shapes(path: Path, quantised: bool) -> dict[str, Shape]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            if not quantised:
-                for name, one in found.items():
-                    if one.get_dtype() not in STORED:
-                        raise ModelError(
-                            f"{path}: {name} is {one.get_dtype()}, and config.json has no quantization_config"
-                        )
-            return {name: tuple(one.get_shape()) for name, one in found.items()}
-    except (SafetensorError, OSError) as exc:
-        raise ModelError(f"{path}: not usable as safetensors ({exc})") from exc
+def _check_types(tensors: Mapping[str, StoredTensor]) -> None:
+    for name, one in tensors.items():
+        if one.dtype not in STORED:
+            raise ModelError(f"{one.file}: {name} is {one.dtype}, and config.json has no quantization_config")
 
 
 def _config(directory: Path) -> tuple[str, ModelConfig]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, Union
 import msgspec
 
 from testbed.assets.hub import may_download
+from testbed.assets.model_directory import weight_files
 from testbed.errors import ModelError
 from testbed.files import json_object
 from testbed.llama.gguf_rules import EMBEDDING, NO_TOKEN, check_gguf
@@ -34,8 +35,12 @@ class Target:
 
     @property
     def weights_bytes(self) -> int:
-        """Size of the files with its weights."""
-        files = [self.path] if self.path.is_file() else self.path.glob("*.safetensors")
+        """Size of the files with its weights.
+
+        Raises:
+            ModelError: see `weight_files`.
+        """
+        files = [self.path] if self.path.is_file() else weight_files(self.path)
         return sum(file.stat().st_size for file in files)
 
 

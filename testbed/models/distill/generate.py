@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from testbed.assets.model_directory import stored_tensors
 from testbed.errors import EngineError
 
 
@@ -59,12 +60,14 @@ class BatchGenerator:
         device: torch device; None: a GPU if available.
 
     Raises:
+        ModelError: see `stored_tensors`.
         EngineError: transformers could not load the model.
     """
 
     def __init__(self, model: Path, dtype: str, vocab_size: int, device: str | None = None) -> None:
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._vocab_size = vocab_size
+        stored_tensors(model)
         try:
             made: Any = AutoModelForCausalLM.from_pretrained(
                 model, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True, trust_remote_code=False

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from testbed.assets.model_directory import stored_tensors
 from testbed.errors import BadInput, ModelError
 from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.llama.origin import DIFFERENCE
@@ -165,6 +166,7 @@ def _transformers_outputs(model_dir: Path, ids: Sequence[int]) -> tuple[NDArray[
     import torch
     from transformers import AutoModelForCausalLM
 
+    stored_tensors(model_dir)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False

@@ -57,5 +57,6 @@ def test_samples_follow_the_distribution_at_their_temperature(model: Path) -> No
 
 
 def test_a_model_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:
+    (make_model("llama", tmp_path, 0) / "config.json").write_text("{}")
     with pytest.raises(EngineError, match="could not load"):
         BatchGenerator(tmp_path, "float32", REAL)

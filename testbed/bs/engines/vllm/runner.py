@@ -111,7 +111,10 @@ def engine_args(target: ModelFiles, dtype: str, options: Mapping[str, Any], extr
 
 def _platform_defaults(target: ModelFiles) -> dict[str, Any]:
     """Engine arguments that `extra` may change."""
-    common = {"disable_log_stats": True, "use_tqdm_on_load": False, "load_format": "safetensors", "seed": 0}
+    common = {
+        "disable_log_stats": True, "use_tqdm_on_load": False, "seed": 0,
+        "load_format": "safetensors", "config_format": "hf",  # not Mistral's files, which may lie beside these
+    }  # fmt: skip
     if not current_platform.is_cpu():
         return {**common, "block_size": 16}
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
