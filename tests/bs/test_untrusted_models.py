@@ -13,7 +13,7 @@ import pytest
 
 from testbed.bs.engines.model_files import check_files
 from testbed.bs.engines.transformers import TransformersEngine
-from testbed.errors import BadInput, EngineError, ModelError
+from testbed.errors import BadInput, ModelError
 from testbed.models.checkpoint import Checkpoint
 from tests.support.models import edit_config
 
@@ -43,8 +43,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pickled(directory: Path, trace: Path) -> Path:
-    """Weights that are a pickle, under the names that loaders look for, beside a file that is none of the model's."""
-    (directory / "model.safetensors").rename(directory / "other.safetensors")
+    """Weights that are a pickle, under the names that loaders look for, beside the model's."""
     for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth"):
         (directory / name).write_bytes(pickle.dumps(Payload(trace)))
     return directory
@@ -52,12 +51,12 @@ def pickled(directory: Path, trace: Path) -> Path:
 
 @pytest.fixture
 def scripted(directory: Path, trace: Path) -> Path:
-    """A model whose configuration and model come with Python of their own."""
+    """A model of a known type whose configuration and model come with Python of their own, too."""
     code = f"import pathlib\npathlib.Path({str(trace)!r}).touch()\n"
     for name in ("configuration_own", "modeling_own"):
         (directory / f"{name}.py").write_text(code)
     own = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
-    edit_config(directory, model_type="own", auto_map=own)
+    edit_config(directory, auto_map=own)
     return directory
 
 
@@ -67,13 +66,18 @@ def test_the_payload_works(trace: Path) -> None:
 
 
 def test_transformers_loads_no_pickle(pickled: Path, trace: Path) -> None:
-    with pytest.raises(EngineError, match="could not load"):
+    TransformersEngine(pickled).close()
+    (pickled / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no model\.safetensors"):
         TransformersEngine(pickled)
     assert not trace.exists()
 
 
 def test_transformers_runs_no_code_of_the_models(scripted: Path, trace: Path) -> None:
-    with pytest.raises(EngineError, match="could not load"):
+    TransformersEngine(scripted).close()
+    Checkpoint(scripted)
+    edit_config(scripted, model_type="own")
+    with pytest.raises(ModelError, match="model_type"):
         TransformersEngine(scripted)
     with pytest.raises(ModelError, match="cannot read its config"):
         Checkpoint(scripted)
@@ -84,7 +88,9 @@ def test_transformers_runs_no_code_of_the_models(scripted: Path, trace: Path) ->
 def test_vllm_runs_no_code_of_the_models(scripted: Path, trace: Path) -> None:
     from testbed.bs.engines.vllm.engine import VllmEngine
 
-    with pytest.raises(EngineError, match="could not load"):
+    VllmEngine(scripted, extra={"kv_cache_memory_bytes": 64 << 20}).close()
+    edit_config(scripted, model_type="own")
+    with pytest.raises(ModelError, match="model_type"):
         VllmEngine(scripted)
     assert not trace.exists()
 
@@ -101,6 +107,6 @@ def test_vllm_is_told_so_and_cannot_be_told_otherwise(directory: Path, monkeypat
         from testbed.bs.engines.vllm.runner import engine_args
     target = check_files(directory, dtype="float32", vocab_size=None, max_model_len=None)
     args = engine_args(target, "float32", {}, {})
-    assert args.trust_remote_code is False and str(args.load_format) == "safetensors"
+    assert args.trust_remote_code is False and str(args.load_format) == "safetensors" and args.config_format == "hf"
     with pytest.raises(BadInput, match="trust_remote_code itself"):
         engine_args(target, "float32", {}, {"trust_remote_code": True})

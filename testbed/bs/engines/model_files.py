@@ -9,11 +9,18 @@ from pathlib import Path
 
 from testbed.assets.model_directory import StoredTensor, check_regular, stored_tensors
 from testbed.bs.engines.target import fields_of, find
-from testbed.bs.engines.tensor_shapes import MOST_POSITIONS, ModelConfig, Shape, expected_tensors
+from testbed.bs.engines.tensor_shapes import (
+    DEFAULTS,
+    MODEL_TYPES,
+    MOST_POSITIONS,
+    ModelConfig,
+    Shape,
+    expected_tensors,
+)
 from testbed.errors import BadInput, ModelError
 from testbed.files import json_object
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+ARCHITECTURES = tuple(MODEL_TYPES)
 """Architectures whose verification is tested against transformers."""
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 EXPERT = re.compile(r"model\.layers\.\d{1,9}\.mlp\.experts\.(\d{1,9})\.")
@@ -123,4 +130,6 @@ def _config(directory: Path) -> tuple[str, ModelConfig]:
         raise ModelError(f"architecture {architecture} of {directory} is not supported: {', '.join(ARCHITECTURES)} are")
     if missing := [name for name in ModelConfig.__struct_fields__[:5] if name not in config]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
-    return architecture, fields_of(config, ModelConfig, path)
+    if (kind := config.get("model_type")) != MODEL_TYPES[architecture]:  # transformers goes by it, vLLM does not
+        raise ModelError(f"{path}: model_type of {architecture} is {MODEL_TYPES[architecture]!r}, not {kind!r:.80}")
+    return architecture, fields_of({**DEFAULTS[architecture], **config}, ModelConfig, path)

@@ -12,17 +12,51 @@ from testbed.bs.engines.target import Size
 Shape = tuple[int, ...]
 MOST_POSITIONS = 2**23
 """Longest context that an engine makes tables for, after scaling; published models have a million."""
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+"""`model_type` of each architecture that is supported."""
+DEFAULTS: dict[str, dict[str, int]] = {
+    "LlamaForCausalLM": {"intermediate_size": 11008},
+    "Qwen2ForCausalLM": {"intermediate_size": 22016, "num_key_value_heads": 32},
+    "Qwen3ForCausalLM": {"intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128},
+    "Qwen3MoeForCausalLM": {
+        "intermediate_size": 6144, "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768,
+    },
+}  # fmt: skip
+"""Fields of config.json that have another default than `ModelConfig`'s, by architecture."""
+Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
+"""Numbers of rotary embeddings, whose angles are none with zero, less, or infinity; engines then attend to nothing."""
 
 
 class RopeScaling(msgspec.Struct):
-    """How rotary embeddings are scaled to more positions."""
+    """Rotary embeddings, and how they are scaled to more positions.
 
-    factor: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    Raises:
+        ValueError: a band of frequencies without width.
+    """
+
+    rope_theta: Positive | None = None
+    factor: Positive | None = None
     original_max_position_embeddings: Size | None = None
+    attention_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.low_freq_factor is not None and self.low_freq_factor == self.high_freq_factor:
+            raise ValueError("low_freq_factor and high_freq_factor must differ")
 
 
 class ModelConfig(msgspec.Struct):
-    """Fields of config.json of the supported architectures; their defaults are those of Hugging Face's classes."""
+    """Fields of config.json of the supported architectures; their defaults, with those of `DEFAULTS`, are those of
+    transformers' classes.
+    """
 
     vocab_size: Size
     hidden_size: Size
@@ -41,14 +75,15 @@ class ModelConfig(msgspec.Struct):
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
     tie_word_embeddings: bool | None = None
+    rope_theta: Positive | None = None
     rope_scaling: RopeScaling | None = None
     rope_parameters: RopeScaling | None = None
-    quantization_config: Any = None
+    quantization_config: dict[str, Any] | None = None
 
     @property
     def experts(self) -> int:
         """Experts of a sparse layer; 0: there are none."""
-        return self.num_experts or self.num_local_experts or 0
+        return self.num_local_experts or self.num_experts or 0
 
     @property
     def head_size(self) -> int:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from testbed.bs.engines.model_files import ModelFiles, check_files
+from testbed.bs.engines.model_files import ARCHITECTURES, ModelFiles, check_files
+from testbed.bs.engines.tensor_shapes import DEFAULTS, MODEL_TYPES, ModelConfig
 from testbed.errors import BadInput, ModelError
 from tests.support.models import TOKENS, edit_config, make_model
 
@@ -120,6 +122,8 @@ def test_a_head_that_is_not_tied_may_not_be_missing(copy: Path) -> None:
         ({"max_position_embeddings": 10**8}, "1e\\+08 positions"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 1e5, "original_max_position_embeddings": 512}}, "positions"),
         ({"rope_scaling": {"factor": -1.0}}, "rope_scaling"),
+        ({"rope_scaling": {"attention_factor": float("inf")}}, "attention_factor"),
+        ({"rope_parameters": {"low_freq_factor": 4.0, "high_freq_factor": 4.0}}, "high_freq_factor must differ"),
         ({"num_hidden_layers": 10**9}, "layers"),
     ],
 )
@@ -138,4 +142,68 @@ def test_weights_that_are_no_numbers_themselves_need_a_quantization_config(copy:
     tensors[name] = (tensors[name] * 100).to(torch.int8)
     save_file(tensors, copy / "model.safetensors")
     with pytest.raises(ModelError, match=rf"{name} is I8"):
+        checked(copy)
+
+
+@pytest.mark.parametrize("quantised", [True, "x", 1, []])
+def test_a_quantization_config_is_an_object(copy: Path, quantised: Any) -> None:
+    """The message was "'bool' object has no attribute 'to_dict'", without a file."""
+    edit_config(copy, quantization_config=quantised)
+    with pytest.raises(ModelError, match=r"config\.json: .*quantization_config"):
+        checked(copy)
+
+
+@pytest.mark.parametrize("base", [0, 0.0, -5.0, float("nan"), float("inf")])
+def test_a_rotary_base_without_angles_is_refused(copy: Path, base: float) -> None:
+    for changes in (
+        {"rope_theta": base},
+        {"rope_scaling": {"rope_theta": base}},
+        {"rope_parameters": {"rope_theta": base}},
+    ):
+        edit_config(copy, **{"rope_theta": None, "rope_scaling": None, "rope_parameters": None, **changes})
+        with pytest.raises(ModelError, match=r"config\.json: .*rope_theta"):
+            checked(copy)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_defaults_are_those_of_transformers(architecture: str) -> None:
+    """A good Qwen3 without head_dim, which is then 128, was refused: it counted as hidden_size / heads."""
+    import transformers
+
+    kind = transformers.models.auto.configuration_auto.CONFIG_MAPPING[MODEL_TYPES[architecture]]
+    needed = {
+        "vocab_size": 32, "hidden_size": 1536, "num_attention_heads": 8, "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+    }  # fmt: skip
+    theirs = kind.from_dict(needed)
+    ours = msgspec.convert({**DEFAULTS[architecture], **needed}, ModelConfig)
+    assert needed.keys() == set(ModelConfig.__struct_fields__[:5])
+    assert ours.intermediate_size == theirs.intermediate_size
+    assert ours.head_size == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert (ours.num_key_value_heads or ours.num_attention_heads) == theirs.num_key_value_heads
+    assert ours.experts == getattr(theirs, "num_experts", 0)
+    for name in ("moe_intermediate_size", "decoder_sparse_step", "attention_bias", "mlp_bias", "tie_word_embeddings"):
+        if hasattr(theirs, name):
+            assert (getattr(ours, name) or 0) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"),
+    [
+        ("qwen3", {"head_dim": 128}),
+        ("qwen2", {"num_key_value_heads": 32, "num_attention_heads": 64}),
+        ("qwen3-moe", {"num_key_value_heads": 4, "moe_intermediate_size": 768, "head_dim": 32}),
+    ],
+)
+def test_what_config_json_leaves_out_has_its_default(tmp_path: Path, kind: str, left_out: dict[str, Any]) -> None:
+    directory = make_model(kind, tmp_path / "model", 0, **left_out)
+    kept = ("num_attention_heads", "head_dim") if kind != "qwen3" else ()
+    edit_config(directory, **{name: None for name in left_out if name not in kept})
+    checked(directory)
+
+
+def test_the_model_type_is_the_architectures(copy: Path) -> None:
+    """transformers goes by the one, vLLM by the other."""
+    edit_config(copy, model_type="llama")
+    with pytest.raises(ModelError, match=r"config\.json: model_type of Qwen2ForCausalLM is 'qwen2', not 'llama'"):
         checked(copy)
