@@ -36,6 +36,10 @@ class _Busy(LinkError):
     """The server runs another test, or is between two."""
 
 
+MOST_MSS = 9_000
+"""Largest segment that is sent as one packet (jumbo frames) [bytes]; loopback's have 64 KiB, and no loss."""
+
+
 class Throughput(msgspec.Struct, frozen=True):
     """Throughput of one direction of a link, measured by a TCP transfer."""
 
@@ -44,7 +48,8 @@ class Throughput(msgspec.Struct, frozen=True):
     loss: float | None
     """Share of segments that TCP retransmitted: retransmits·MSS / bytes sent. A substitute for the packet error rate
     that differs from it: link-layer retransmissions are not seen, while drops of a full queue and spurious
-    retransmissions are counted. None if the sender does not report retransmits."""
+    retransmissions are counted. None if the sender does not report retransmits, or its segments are no packets, as on
+    loopback."""
     bytes: int
     """Bytes received."""
     retransmits: int | None
@@ -138,7 +143,8 @@ def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 ser
     if received is None or received.bytes == 0 or received.seconds < BLIP_S:
         received = sent
     mss = document.start.tcp_mss or document.start.tcp_mss_default
-    loss = None if sent.retransmits is None or not mss else sent.retransmits * mss / sent.bytes
+    unknown = sent.retransmits is None or not mss or mss > MOST_MSS
+    loss = None if unknown else (sent.retransmits or 0) * (mss or 0) / sent.bytes
     return Throughput(
         rate_mbps=_rate(received, document.intervals),
         loss=None if loss is None else min(loss, 0.999),  # on a very poor link, more is retransmitted than sent

@@ -195,7 +195,7 @@ def _notes(
     if up is None or down is None:
         notes.append(NO_RATES)
     elif up.loss is None or down.loss is None:
-        notes.append("iperf3 reported no retransmission count for one direction, so its loss is unknown")
+        notes.append("iperf3 reported no retransmissions of packets for one direction, so its loss is unknown")
     if (up and up.loss) or (down and down.loss):
         notes.append(LOSS)
     if wifi is None and cellular is None:

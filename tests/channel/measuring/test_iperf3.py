@@ -92,6 +92,13 @@ def test_a_server_that_counts_no_retransmits_leaves_the_loss_open() -> None:
     assert (parse(no_size).loss, parse(no_size).retransmits) == (None, 25)
 
 
+def test_segments_that_are_no_packets_have_no_loss() -> None:
+    """Retransmissions on loopback were read as errors of .01 to .08 a packet, and made a rehearsal's replays 26 % slower."""
+    for mss, loss in ((1448, 25 * 1448 / 5_000_000), (8948, 25 * 8948 / 5_000_000), (65_483, None)):
+        start = {"tcp_mss": mss, "test_start": {"protocol": "TCP", "reverse": 0}}
+        assert parse(document(start=start)).loss == (loss and pytest.approx(loss))
+
+
 def test_without_the_receivers_count_the_senders_is_taken() -> None:
     end = {**document()["end"], "sum_received": {"seconds": 4.0, "bytes": 0}}
     assert parse(document(end=end)).rate_mbps.value == pytest.approx(10.0)
@@ -243,7 +250,7 @@ def test_a_real_transfer(server: int, reverse: bool) -> None:
     assert found.seconds == pytest.approx(2.0, abs=0.2)
     assert found.rate_mbps.value == pytest.approx(8e-6 * found.bytes / found.seconds)
     assert found.rate_mbps.value > 100  # loopback, on whatever machine
-    assert found.loss is not None and found.loss < 0.5
+    assert found.loss is None
 
 
 @needs_iperf3

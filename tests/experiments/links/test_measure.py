@@ -164,4 +164,6 @@ def test_wifi_is_read_around_the_transfers(bs: str, monkeypatch: pytest.MonkeyPa
     assert (document["csi"]["snr_db"], document["csi"]["rssi_dbm"]) == (35.0, -60.0)
     assert document["csi"]["uplink_mbps"] == 9.0
     assert "per_up" not in document["csi"]
-    assert document["notes"] == ["iperf3 reported no retransmission count for one direction, so its loss is unknown"]
+    assert document["notes"] == [
+        "iperf3 reported no retransmissions of packets for one direction, so its loss is unknown"
+    ]
