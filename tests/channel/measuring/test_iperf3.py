@@ -93,7 +93,7 @@ def test_a_server_that_counts_no_retransmits_leaves_the_loss_open() -> None:
 
 
 def test_segments_that_are_no_packets_have_no_loss() -> None:
-    """Retransmissions on loopback were read as errors of .01 to .08 a packet, and made a rehearsal's replays 26 % slower."""
+    """Retransmissions on loopback were read as packet errors, and made replays of a rehearsal up to 26 % slower."""
     for mss, loss in ((1448, 25 * 1448 / 5_000_000), (8948, 25 * 8948 / 5_000_000), (65_483, None)):
         start = {"tcp_mss": mss, "test_start": {"protocol": "TCP", "reverse": 0}}
         assert parse(document(start=start)).loss == (loss and pytest.approx(loss))
