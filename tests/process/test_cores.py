@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -69,8 +70,10 @@ def test_large_models_take_both_of_two_cores(
 
 def test_the_size_of_a_targets_weights(tmp_path: Path) -> None:
     target = Target(tmp_path, "", 8, (), 64)
-    for name, size in (("model-1.safetensors", 300), ("model-2.safetensors", 200), ("config.json", 50)):
+    for name, size in (("model-1.safetensors", 300), ("model-2.safetensors", 200), ("model-3.safetensors", 100)):
         (tmp_path / name).write_bytes(bytes(size))
+    named = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
     assert target.weights_bytes == 500
     assert replace(target, path=tmp_path / "model-1.safetensors").weights_bytes == 300
 

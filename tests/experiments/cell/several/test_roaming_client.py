@@ -11,7 +11,7 @@ from testbed.channel.link_model import OneWay
 from testbed.channel.virtual import VirtualServerLink
 from testbed.experiments.cell.several.ue import RoamingClient
 from testbed.protocols.codec import decode_uplink, encode
-from testbed.protocols.messages import Close, Draft, Message, Open, Resync, Welcome
+from testbed.protocols.messages import VERSION, Close, Draft, Message, Open, Resync, Welcome
 from testbed.virtual_time import VirtualClock, run_virtually
 
 
@@ -32,7 +32,7 @@ async def connected() -> tuple[RoamingClient, VirtualServerLink]:
     client, station = RoamingClient(VirtualClock(), 1e6), VirtualServerLink()
     client.join(station.attach(b"ue@1", Now(), Now(), patient=True))
     welcome = Welcome(
-        version=1,
+        version=VERSION,
         model="m",
         hidden_size=1,
         vocab_size=8,
