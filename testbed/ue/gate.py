@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from testbed.errors import LinkTimeout, ProtocolError
+from testbed.errors import LinkError, ProtocolError
 from testbed.protocols.messages import Busy, Close, Draft, Open, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
@@ -90,8 +91,8 @@ async def _gap(client: Client, asked: Open, prefix: list[int], output: int, targ
         for token in (output, target):
             verdict = await _verdict(client, asked, np.asarray(prefix, np.int32), token)
             if verdict.accepted == 0:
-                gap = max(gap, verdict.gap)
-    except LinkTimeout as exc:
+                gap = float("inf") if math.isnan(verdict.gap) else max(gap, verdict.gap)
+    except LinkError as exc:
         LOG.warning("outputs differ, and by which logits is unknown: %s", exc)
         return float("inf")
     return gap

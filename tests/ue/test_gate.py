@@ -121,19 +121,19 @@ async def test_a_token_that_the_target_does_not_know_is_refused_by_the_bs() -> N
 # ---------------------------------------------------------------- base stations that do not answer at once
 
 
-async def behind(answer: Answer) -> Divergence | None:
+async def behind(answer: Answer, tolerance: float = 0.0) -> Divergence | None:
     link = Link(answer, (Open, Draft))
     connection = Client(link, WallClock(), 1, 1.0)
     try:
         await connection.connect("", 1)
-        return await within(5.0, compare(connection, 7, [1], [2], [3], 0.0))
+        return await within(5.0, compare(connection, 7, [1], [2], [3], tolerance))
     finally:
         await connection.close()
 
 
-def verdict(draft: Draft, round_: int = 0) -> Verdict:
+def verdict(draft: Draft, round_: int = 0, gap: float = 2.5) -> Verdict:
     return Verdict(
-        session=draft.session, round=round_, accepted=0, token=3, candidates=0, queried=0, gap=2.5, batch_size=1,
+        session=draft.session, round=round_, accepted=0, token=3, candidates=0, queried=0, gap=gap, batch_size=1,
         queue_s=0.0, verify_s=0.0, judge_s=0.0, bs_s=0.0,
     )  # fmt: skip
 
@@ -161,3 +161,12 @@ async def test_a_bs_that_only_confirms_holds_the_gate_for_no_longer_than_the_tim
 
     found = await behind(answer)
     assert found is not None and found.gap == float("inf") and not found.tie
+
+
+async def test_a_gap_that_is_no_number_is_no_tie() -> None:
+    def answer(message: Open | Draft, number: int) -> Iterable[Any]:
+        if isinstance(message, Draft):
+            yield verdict(message, gap=float("nan"))
+
+    found = await behind(answer, tolerance=1.0)
+    assert found is not None and not found.tie
