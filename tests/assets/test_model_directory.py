@@ -124,7 +124,7 @@ def test_other_weights_that_transformers_would_take_are_refused(single: Path) ->
 @pytest.mark.filterwarnings("ignore")  # vLLM's, as the engine does on its import
 @pytest.mark.parametrize("kind", ["single", "single with an index", "sharded", "sharded beside Mistral's own"])
 def test_both_engines_load_these_files(kind: str, request: pytest.FixtureRequest) -> None:
-    """By the functions with which they choose files."""
+    """The functions by which transformers and vLLM choose their files are the oracle."""
     from transformers.modeling_utils import _get_resolved_checkpoint_files
 
     directory: Path = request.getfixturevalue(kind.split()[0])

@@ -130,6 +130,7 @@ def _config(directory: Path) -> tuple[str, ModelConfig]:
         raise ModelError(f"architecture {architecture} of {directory} is not supported: {', '.join(ARCHITECTURES)} are")
     if missing := [name for name in ModelConfig.__struct_fields__[:5] if name not in config]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
-    if (kind := config.get("model_type")) != MODEL_TYPES[architecture]:  # transformers goes by it, vLLM does not
-        raise ModelError(f"{path}: model_type of {architecture} is {MODEL_TYPES[architecture]!r}, not {kind!r:.80}")
+    known, kind = MODEL_TYPES[architecture], config.get("model_type")
+    if kind != known:  # transformers picks the class by it, vLLM does not
+        raise ModelError(f"{path}: model_type of {architecture} is {known!r}, not {kind!r:.80}")
     return architecture, fields_of({**DEFAULTS[architecture], **config}, ModelConfig, path)

@@ -143,8 +143,9 @@ def parse_iperf3(text: str | bytes, reverse: bool, server: str = "the iperf3 ser
     if received is None or received.bytes == 0 or received.seconds < BLIP_S:
         received = sent
     mss = document.start.tcp_mss or document.start.tcp_mss_default
-    unknown = sent.retransmits is None or not mss or mss > MOST_MSS
-    loss = None if unknown else (sent.retransmits or 0) * (mss or 0) / sent.bytes
+    loss = None
+    if sent.retransmits is not None and mss and mss <= MOST_MSS:
+        loss = sent.retransmits * mss / sent.bytes
     return Throughput(
         rate_mbps=_rate(received, document.intervals),
         loss=None if loss is None else min(loss, 0.999),  # on a very poor link, more is retransmitted than sent

@@ -24,7 +24,7 @@ def test_several_tokens_are_computed_and_not_only_the_first(token: int, random_m
 
 @pytest.mark.parametrize("angle", [3e38, float("inf"), float("nan")])
 def test_positions_whose_angles_are_no_numbers_are_refused(angle: float, random_models: dict[str, Path]) -> None:
-    """Of one token, at position 0, the logits were numbers nonetheless."""
+    """A single token at position 0 had finite logits, so that the target was served."""
     engine = TransformersEngine(random_models["llama"])
     engine._model.base_model.rotary_emb.inv_freq.fill_(angle)
     refuse(lambda: check_model(engine), ModelError, "not numbers", "config.json")

@@ -203,7 +203,7 @@ def test_what_config_json_leaves_out_has_its_default(tmp_path: Path, kind: str, 
 
 
 def test_the_model_type_is_the_architectures(copy: Path) -> None:
-    """transformers goes by the one, vLLM by the other."""
+    """transformers picks the class by `model_type`, vLLM by `architectures`."""
     edit_config(copy, model_type="llama")
     with pytest.raises(ModelError, match=r"config\.json: model_type of Qwen2ForCausalLM is 'qwen2', not 'llama'"):
         checked(copy)
