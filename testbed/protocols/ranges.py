@@ -150,5 +150,15 @@ def check_token(token: int, vocab_size: int) -> None:
         raise ProtocolError(f"verdict adds token {token}, outside the vocabulary")
 
 
+def check_accepted(verdict: Verdict, drafted: int) -> None:
+    """Check that a verdict accepts no more tokens than were drafted.
+
+    Raises:
+        ProtocolError: it does.
+    """
+    if not 0 <= verdict.accepted <= drafted:
+        raise ProtocolError(f"verdict accepts {verdict.accepted} of {drafted} tokens")
+
+
 def _text(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,9 +14,11 @@ from testbed.channel.link import Link
 from testbed.clock import Clock, WallClock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError, TestbedError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
-from testbed.protocols.messages import VERSION, Busy, Fault, Hello, Message, Ping, Pong, Resync, Welcome
+from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import cancel
+from testbed.ue.waiting.mailbox import Mailbox
+from testbed.ue.waiting.patience import Patience
 
 LOG = logging.getLogger(__name__)
 RESEND_S = 2.0
@@ -26,62 +27,6 @@ HANDSHAKES = 3
 """RTT handshakes before a request, where its RTT is needed; the shortest counts."""
 SILENT_S = 5.0
 """Silence in real time after which a warning is logged."""
-MOST_WAITING = 4096
-"""Capacity of a mailbox in messages; further messages are dropped, as if lost on the link."""
-MOST_WAITING_BYTES = 2**24
-"""The same in bytes: the largest messages, of `split`, have two bytes for each id of the vocabulary."""
-
-
-class Mailbox:
-    """Queue of a session's received messages, for one reader at a time; a wait costs one future and one timer."""
-
-    def __init__(self) -> None:
-        self._packets: deque[Packet[Any]] = deque()
-        self._bytes = 0
-        self._arrival: asyncio.Future[None] | None = None
-
-    def put(self, packet: Packet[Any]) -> None:
-        """Add a packet and wake the reader; drops the packet if the mailbox is full."""
-        if len(self._packets) < MOST_WAITING and self._bytes + packet.size_bytes <= MOST_WAITING_BYTES:
-            self._packets.append(packet)
-            self._bytes += packet.size_bytes
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        """Raise an error in the waiting reader, if there is one."""
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_exception(error)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether a reader is waiting."""
-        return self._arrival is not None
-
-    async def get(self, timeout_s: float) -> Packet[Any]:
-        """Remove and return the oldest packet; other tasks run meanwhile, though there is one.
-
-        Raises:
-            asyncio.TimeoutError: none came in time.
-        """
-        if not self._packets:
-            self._arrival = arrival = (loop := asyncio.get_running_loop()).create_future()
-            timer = loop.call_later(timeout_s, _expire, arrival)
-            try:
-                await arrival
-            finally:
-                timer.cancel()
-                self._arrival = None
-        else:
-            await asyncio.sleep(0)
-        packet = self._packets.popleft()
-        self._bytes -= packet.size_bytes
-        return packet
-
-
-def _expire(arrival: asyncio.Future[None]) -> None:
-    if not arrival.done():
-        arrival.set_exception(asyncio.TimeoutError())
 
 
 class Client:
@@ -100,6 +45,8 @@ class Client:
         self._moved = asyncio.Event()
         """Set when another BS serves, or the connection ends; waits that come later have a new one."""
         self.welcome: Welcome | None = None
+        self.vocab_size = 0
+        """Size of the vocabulary that this UE greets with, whatever a BS says of its own."""
         self._silent_since_s: float | None = None
         self._warned = False
 
@@ -110,6 +57,7 @@ class Client:
             LinkTimeout: no answer.
             ModelError: the BS refuses this drafter's vocabulary, or has another version.
         """
+        self.vocab_size = vocab_size
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._lost)
         hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
@@ -222,18 +170,17 @@ class Client:
             LOG.warning("the BS has not answered for %.0f s (timeout: %g s)", silence_s, self.timeout_s)
         return silence_s
 
-    async def wait_out(self, busy: Busy, since_s: float) -> None:
-        """Wait as long as a BS asks that refuses for now, at most until another one serves.
+    def patience(self) -> Patience:
+        """The timeout of a request that begins now."""
+        return Patience(self.clock, self.timeout_s, self._rest)
 
-        Raises:
-            LinkTimeout: the timeout, which counts from `since_s`, comes before that.
-        """
-        left_s = self.timeout_s - (self.clock.time() - since_s)
-        try:
-            await within(max(0.0, min(busy.retry_s, left_s)), self._moved.wait())
-        except asyncio.TimeoutError:
-            if busy.retry_s > left_s:
-                raise LinkTimeout(f"the BS refuses for {busy.retry_s:g} s: {busy.reason}") from None
+    async def _rest(self, seconds: float) -> bool:
+        """Wait, at most until another BS serves or the connection ends; returns whether it was cut short."""
+        if seconds <= 0:
+            return False
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await within(seconds, self._moved.wait())
+        return False
 
     def _wake_waiting(self) -> None:
         """End the waits that a BS asked for."""

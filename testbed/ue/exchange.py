@@ -17,6 +17,7 @@ from testbed.protocols.codec import AnyArray, Packet, asked_positions
 from testbed.protocols.messages import Busy, Draft, Fault, Hidden, NeedHidden, Opened, Resync, Verdict
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.records import RoundRecord, remaining
+from testbed.ue.waiting.patience import Patience
 from testbed.ue.windows.joining import JoiningWindow
 
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
@@ -118,24 +119,28 @@ class SessionExchanges:
         window.known = True
         self._unanswered += 1
 
-    async def verdict(self, window: OutgoingWindow) -> Exchange:
+    async def verdict(self, window: OutgoingWindow, patience: Patience | None = None) -> Exchange:
         """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes.
 
         The round before is judged, so that the window is sent again without its guess: a BS that is behind answers.
 
+        Args:
+            patience: what is left for it; default: the client's timeout.
+
         Raises:
-            LinkTimeout: silence until the client's timeout.
+            LinkTimeout: no verdict in that time.
             AdmissionError: the BS cannot guarantee the speed.
             ProtocolError: the BS refuses.
         """
         start_s, reveal_s, down, unknown, number = self._clock.time(), 0.0, 0, 0, window.draft.round
+        patience = patience or self._client.patience()
         questions = 1  # that the BS may ask, whenever it receives the window
         window.draft, places = replace(window.draft, guess=None), (None, window.draft.base_len)
         if not window.known:
             await self.send(window)
         wait_s = window.patience_s
         while True:
-            packet = await self._next(start_s, wait_s)
+            packet = await self._next(patience, wait_s)
             if packet is None:
                 await self.send(window)
                 questions, wait_s = questions + 1, 2 * wait_s
@@ -157,12 +162,12 @@ class SessionExchanges:
                     self.ahead.known = False
             elif isinstance(message, Resync | Busy):
                 unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
-                await self._send_again(message, window, start_s)
+                await self._send_again(message, window, patience)
                 questions, wait_s = 1, window.patience_s  # the BS answers: what is lost now need not wait for long
 
-    async def _send_again(self, message: Resync | Busy, window: OutgoingWindow, start_s: float) -> None:
+    async def _send_again(self, message: Resync | Busy, window: OutgoingWindow, patience: Patience) -> None:
         """Open the session again and send the window; one that was sent ahead is unknown to the BS now."""
-        await self._reopen(message, window.draft.round, start_s)
+        await self._reopen(message, window.draft.round, patience)
         self._unanswered = 0
         if self.ahead is not None:
             self.ahead.known = False
@@ -207,10 +212,10 @@ class SessionExchanges:
         Raises:
             LinkTimeout, AdmissionError, ProtocolError: see `verdict`.
         """
-        start_s, down, unknown, longest_s = self._clock.time(), 0, 0, self._longest_s
+        patience, start_s, down, unknown, longest_s = self._client.patience(), self._clock.time(), 0, 0, self._longest_s
         wait_s, times = SILENCE_S if longest_s is None else min(SILENCE_S, max(RESEND_S, PATIENCE * longest_s)), 1
         while True:
-            packet = await self._next(start_s, times * (self._confirm_s if self._opening else wait_s))
+            packet = await self._next(patience, times * (self._confirm_s if self._opening else wait_s))
             if packet is None:
                 times *= 2
                 await self.open(draft.round)
@@ -231,22 +236,23 @@ class SessionExchanges:
                 unknown -= 1
             elif isinstance(message, Resync) or (isinstance(message, Busy) and message.round is None):
                 unknown, self._unanswered, times = max(0, self._unanswered - 1), 0, 1
-                await self._reopen(message, draft.round, start_s)
+                await self._reopen(message, draft.round, patience)
 
-    async def _next(self, start_s: float, wait_s: float) -> Packet[Any] | None:
+    async def _next(self, patience: Patience, wait_s: float) -> Packet[Any] | None:
         """The session's next message; None after `wait_s` of silence.
 
         Raises:
-            LinkTimeout: silence until the client's timeout, counted from `start_s`.
+            LinkTimeout: nothing is left.
             ProtocolError: the BS refuses.
         """
-        left_s = self._client.timeout_s - (self._clock.time() - start_s)
+        left_s = patience.left_s
         try:
-            packet = await self._client.receive(self._number, min(wait_s, max(left_s, 0.0)))
-        except LinkTimeout:
+            packet = await self._client.receive(self._number, min(wait_s, left_s))
+        except LinkTimeout as exc:
             if left_s <= wait_s:
-                raise
+                raise patience.over(exc) from exc
             return None
+        patience.heard()
         if isinstance(packet.message, Fault):
             raise ProtocolError(f"the BS refuses: {packet.message.reason}")
         if isinstance(packet.message, Opened):
@@ -254,13 +260,11 @@ class SessionExchanges:
             return Packet(packet.message, {}, 0)
         return packet
 
-    async def _reopen(self, message: Resync | Busy, round_: int, start_s: float) -> None:
+    async def _reopen(self, message: Resync | Busy, round_: int, patience: Patience) -> None:
         """Open the session again after the BS has lost or refused it; after a refused draft, only wait."""
-        if isinstance(message, Busy):
-            if message.speed_tps is None:
-                await self._client.wait_out(message, start_s)
-            else:
-                self._refused(message)
+        if isinstance(message, Busy) and message.speed_tps is not None:
+            self._refused(message)
+        await patience.rest(message)
         if isinstance(message, Resync) or message.round is None:
             await self.open(round_)
 

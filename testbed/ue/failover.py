@@ -115,6 +115,7 @@ class FailoverClient(Client):
             LinkTimeout: no station answers.
             ModelError: one refuses this drafter's vocabulary, or they do not serve the same model and head.
         """
+        self.vocab_size = vocab_size
         self._hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
         self._reader = asyncio.create_task(self._run())
         self._reader.add_done_callback(self._lost)

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from testbed.errors import LinkError, ProtocolError
 from testbed.protocols.messages import Busy, Close, Draft, Open, Verdict
+from testbed.protocols.ranges import check_accepted
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.exchange import NOTHING, OutgoingWindow, SessionExchanges
+from testbed.ue.waiting.patience import Patience
 
 LOG = logging.getLogger(__name__)
 SHOWN = 8
@@ -86,10 +88,11 @@ async def _gap(client: Client, asked: Open, prefix: list[int], output: int, targ
     """Logit of the target's token after `prefix` minus that of the other of the two tokens; with coupled sampling,
     noise included. Infinite, with a warning, if the BS does not say.
     """
-    gap = 0.0
+    gap, patience = 0.0, client.patience()
     try:
         for token in (output, target):
-            verdict = await _verdict(client, asked, np.asarray(prefix, np.int32), token)
+            verdict = await _verdict(client, asked, np.asarray(prefix, np.int32), token, patience)
+            check_accepted(verdict, drafted=1)
             if verdict.accepted == 0:
                 gap = float("inf") if math.isnan(verdict.gap) else max(gap, verdict.gap)
     except LinkError as exc:
@@ -98,7 +101,7 @@ async def _gap(client: Client, asked: Open, prefix: list[int], output: int, targ
     return gap
 
 
-async def _verdict(client: Client, asked: Open, prefix: NDArray[np.int32], token: int) -> Verdict:
+async def _verdict(client: Client, asked: Open, prefix: NDArray[np.int32], token: int, patience: Patience) -> Verdict:
     """Verdict on one token, from a session of its own."""
     number = client.new_session()
 
@@ -110,7 +113,7 @@ async def _verdict(client: Client, asked: Open, prefix: NDArray[np.int32], token
     window = OutgoingWindow(draft, {"ids": np.array([token], np.int32)}, NOTHING, client.clock.time())
     try:
         await exchanges.open(0)
-        return (await exchanges.verdict(window)).verdict
+        return (await exchanges.verdict(window, patience)).verdict
     finally:
         client.end_session(number)
         await client.send(Close(session=number))

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi, single
-from testbed.errors import AdmissionError, ProtocolError
+from testbed.errors import AdmissionError
 from testbed.protocols.base import Drafted, RoundProtocol
 from testbed.protocols.messages import NO_HINT, Busy, Close, Draft, Open, Verdict
 from testbed.protocols.methods import Ahead
 from testbed.protocols.quantise import FULL_BITS, pack_q
-from testbed.protocols.ranges import check_token
+from testbed.protocols.ranges import check_accepted, check_token
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import cancel
 from testbed.ue.client import Client
@@ -223,8 +223,7 @@ class DecodingSession:
     async def _commit(self, drafted: Drafted, exchange: Exchange, room: int) -> tuple[int, str]:
         """Append the committed tokens and roll the drafter back to them; returns their number and the finish reason."""
         verdict = exchange.verdict
-        if not 0 <= verdict.accepted <= len(drafted.ids):
-            raise ProtocolError(f"verdict accepts {verdict.accepted} of {len(drafted.ids)} tokens")
+        check_accepted(verdict, len(drafted.ids))
         token, draws, self._windows.replaced = verdict.token, self._windows.draws, None
         if exchange.arrays and draws:
             token = self._protocol.replace(drafted, verdict.accepted, exchange.arrays, draws)

@@ -12,7 +12,7 @@ from testbed.errors import AdmissionError, LinkTimeout, ProtocolError
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import AnyArray, Packet
 from testbed.protocols.messages import Busy, Close, Fault, Open, Opened, Resync, Verdict
-from testbed.protocols.ranges import check_token
+from testbed.protocols.ranges import check_accepted, check_token
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.exchange import SILENCE_S, SLOWEST_BPS
@@ -93,8 +93,8 @@ class _TokenStream:
         self._session: int | None = None
         self._position = self._received = 0
         self._confirmed, self._answer_s = False, RESEND_S
-        self._since_s, self._reached, self._refusal = 0.0, -1, ""
-        """Time of the last progress, tokens confirmed then (-1: the request not yet), and why the BS refuses since."""
+        self._patience, self._reached = client.patience(), -1
+        """What is left since the last progress, and tokens confirmed then (-1: the request not yet)."""
         self.uplink_bytes = self.downlink_bytes = 0
 
     async def token(self) -> tuple[Verdict, int]:
@@ -115,7 +115,8 @@ class _TokenStream:
             message = packet.message
             self.downlink_bytes += packet.size_bytes
             if isinstance(message, Verdict) and message.round == self._position:
-                self._check(message)
+                check_accepted(message, drafted=0)
+                check_token(message.token, self._client.vocab_size)
                 self._position += 1
                 if self._position > self._received:
                     self._received += 1
@@ -124,25 +125,23 @@ class _TokenStream:
             elif isinstance(message, Opened):
                 self._progress(0)
             elif isinstance(message, Busy):
-                await self._refused(message)
+                self._refused(message)
+                await self._patience.rest(message)
                 await self._send()
             elif isinstance(message, Resync) or (isinstance(message, Verdict) and message.round > self._position):
                 await self.close()  # the session or a token was lost
+                if isinstance(message, Resync):
+                    await self._patience.rest(message)
                 await self._begin()
             elif not isinstance(message, Verdict):
                 reason = message.reason if isinstance(message, Fault) else type(message).__name__
                 raise ProtocolError(f"the BS refuses: {reason}")
 
-    def _check(self, verdict: Verdict) -> None:
-        if verdict.accepted:
-            raise ProtocolError(f"verdict accepts {verdict.accepted} tokens, of which none was drafted")
-        if self._client.welcome is not None:
-            check_token(verdict.token, self._client.welcome.vocab_size)
-
     def _progress(self, tokens: int) -> None:
         """Note that the BS has sent this many tokens of the request again, which counts once for each number."""
         if tokens > self._reached:
-            self._since_s, self._reached, self._refusal = self._client.clock.time(), tokens, ""
+            self._patience.begin()
+            self._reached = tokens
 
     async def close(self) -> None:
         """End the session."""
@@ -170,29 +169,27 @@ class _TokenStream:
         timeout_s, times = self._client.timeout_s, 1
         while True:
             assert self._session is not None
-            left_s = timeout_s - (self._client.clock.time() - self._since_s)
+            left_s = self._patience.left_s
             wait_s = times * (max(SILENCE_S, timeout_s / 4) if self._confirmed else self._answer_s)
             try:
                 packet = await self._client.receive(self._session, min(wait_s, left_s))
                 self._confirmed = True
+                self._patience.heard()
                 return packet
             except LinkTimeout as exc:
                 if left_s <= wait_s:
-                    did = f"refuses ({self._refusal}), or did not answer" if self._refusal else "did not answer"
-                    raise LinkTimeout(f"the BS {did} within {timeout_s:g} s") from exc
+                    raise self._patience.over(exc) from exc
             times *= 2
             await self.close()
             await self._begin()
 
-    async def _refused(self, busy: Busy) -> None:
-        """Wait until the BS may admit the request, or ask for the speed it offers."""
-        self._refusal = busy.reason
+    def _refused(self, busy: Busy) -> None:
+        """Ask for the speed that the BS offers, if any."""
         if busy.speed_tps is None:
-            await self._client.wait_out(busy, self._since_s)
-        elif self._accept_slower and busy.speed_tps > 0:
-            self._request = msgspec.structs.replace(self._request, speed_tps=busy.speed_tps)
-        else:
+            return
+        if not self._accept_slower or not busy.speed_tps:
             raise AdmissionError(f"the BS refuses: {busy.reason}")
+        self._request = msgspec.structs.replace(self._request, speed_tps=busy.speed_tps)
 
 
 def _request(

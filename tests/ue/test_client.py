@@ -13,7 +13,8 @@ from testbed.errors import LinkError, LinkTimeout
 from testbed.protocols.codec import Packet, decode_uplink, encode
 from testbed.protocols.messages import VERSION, Fault, Ping, Pong, Welcome
 from testbed.ue import client as client_module
-from testbed.ue.client import MOST_WAITING, MOST_WAITING_BYTES, Client, Mailbox
+from testbed.ue.client import Client
+from testbed.ue.waiting.mailbox import MOST_WAITING, MOST_WAITING_BYTES, Mailbox
 
 
 class OneWord:

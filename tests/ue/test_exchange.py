@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed.assets.fingerprints import SYNTHETIC
-from testbed.clock import WallClock
+from testbed.clock import WallClock, within
+from testbed.errors import LinkTimeout
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, pack_positions
-from testbed.protocols.messages import Draft, Hidden, Message, NeedHidden, Open, Opened, Verdict
+from testbed.protocols.messages import Draft, Hidden, Message, NeedHidden, Open, Opened, Resync, Verdict
 from testbed.synthetic import next_token
 from testbed.ue import exchange
-from testbed.ue.client import Mailbox
+from testbed.ue.client import Client
 from testbed.ue.exchange import OutgoingWindow, SessionExchanges
+from testbed.ue.waiting.mailbox import Mailbox
+from testbed.ue.waiting.patience import LEAST_REST_S, Patience
+from tests.support.answering import Link
 from tests.support.stations import VOCAB, client, station
 
 PROMPT = [1, 2, 3]
@@ -102,6 +108,9 @@ class Postbox:
     async def receive(self, number: int, wait_s: float) -> Packet[Any]:
         return await self.mail.get(wait_s)
 
+    def patience(self) -> Patience:
+        return Patience(self.clock, self.timeout_s, lambda seconds: asyncio.sleep(0, False))
+
 
 def exchanges_of(box: Postbox) -> SessionExchanges:
     return SessionExchanges(box, 1, lambda _: _sent(), lambda busy: None, lambda drafted, asked: {})  # type: ignore[arg-type]
@@ -148,6 +157,29 @@ async def test_a_base_station_asks_once_for_hidden_states_each_time_that_it_rece
 async def test_the_time_on_the_link_is_part_of_the_exchange_whatever_a_base_station_says(bs_s: float) -> None:
     found = await exchanges_of(Postbox(answered(bs_s=bs_s))).verdict(window_of(0))
     assert 0 <= found.link_s <= found.seconds < 5.0
+
+
+async def test_a_bs_that_loses_the_session_again_and_again_is_named_with_its_reason() -> None:
+    """Of a BS that had answered thousands of times, "did not answer within 3.4e-05 s" was said."""
+
+    def answer(message: Open | Draft, number: int) -> Iterable[Any]:
+        if isinstance(message, Draft):
+            yield Resync(session=message.session, reason="no memory")
+
+    link = Link(answer, (Open, Draft))
+    connection = Client(link, WallClock(), 1, 1.0)
+    await connection.connect("", VOCAB)
+    number = connection.new_session()
+    opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=1)
+    session = SessionExchanges(
+        connection, number, lambda _: connection.send(opening), lambda _: None, lambda drafted, asked: {}
+    )
+    window = window_of(2)
+    window.draft = replace(window.draft, session=number)
+    with pytest.raises(LinkTimeout, match=r"did not go on within 1 s: it lost the session \(no memory\)"):
+        await within(5.0, session.verdict(window))
+    await connection.close()
+    assert link.requests <= 2 * (2 + 1.0 / LEAST_REST_S)
 
 
 async def test_a_round_that_no_other_base_station_could_count_on_from_is_dropped() -> None:

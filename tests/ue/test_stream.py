@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed.bs.intake import Offer
 from testbed.bs.sessions import SessionTable
 from testbed.channel.link_model import Direction, constant
+from testbed.errors import ProtocolError
 from testbed.experiments.deployment.profiled import ProfilePace, ProfileRunner
 from testbed.experiments.deployment.virtual import VirtualDeployment, VirtualStation
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
@@ -21,11 +23,13 @@ from testbed.protocols.codec import AnyArray, Packet
 from testbed.protocols.messages import MOST_JOINING, Draft, Fault, Message, Open, Opened, Verdict
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.tasks import together
-from testbed.ue.client import Client, Mailbox
+from testbed.ue.client import Client
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession, Progress
 from testbed.ue.target_only import decode_remotely
+from testbed.ue.waiting.mailbox import Mailbox
 from testbed.ue.windows.fixed import FixedWindow
+from testbed.ue.windows.stream_choice import StreamChoice
 from testbed.virtual_time import run_virtually
 from tests.support.copying import VOCAB, CopyingEngine, index_drafter, own
 from tests.support.endpoints import until
@@ -198,6 +202,28 @@ async def test_tokens_that_were_lost_do_not_stop_a_stream(
         found = await asyncio.wait_for(real(address), 30)
     assert dropped
     assert found.token_ids == own(PROMPT, 100, errors)
+
+
+async def test_a_verdict_of_more_tokens_than_joined_is_refused_before_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put, passed, counted = Mailbox.put, StreamChoice.passed, list[int]()
+
+    def lie(mailbox: Mailbox, packet: Packet[Any]) -> None:
+        if isinstance(packet.message, Verdict) and packet.message.joined:
+            packet = Packet(replace(packet.message, accepted=10**6), packet.arrays, packet.size_bytes)
+        put(mailbox, packet)
+
+    def noted(choice: StreamChoice, joined: int, bs_s: float, committed: int, others: int | None) -> None:
+        counted.append(committed)
+        passed(choice, joined, bs_s, committed, others)
+
+    monkeypatch.setattr(Mailbox, "put", lie)
+    monkeypatch.setattr(StreamChoice, "passed", noted)
+    async with station(CopyingEngine(0.0)) as (_, address):
+        with pytest.raises(ProtocolError, match="accepts 1000000 of"):
+            await asyncio.wait_for(real(address), 30)
+    assert max(counted, default=0) <= 1
 
 
 async def test_a_stream_whose_opening_was_lost_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

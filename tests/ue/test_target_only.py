@@ -14,6 +14,7 @@ from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.messages import Busy, Open, Opened, Resync, Verdict
 from testbed.ue.client import Client
 from testbed.ue.target_only import decode_remotely
+from testbed.ue.waiting.patience import LEAST_REST_S
 from tests.support.answering import WELCOME, Answer, Link
 
 TIMEOUT_S, WAIT_S, TOKENS = 1.0, 15.0, 5
@@ -30,7 +31,7 @@ async def decode(answer: Answer) -> Any:
     link = Link(answer)
     client = Client(link, WallClock(), 1, TIMEOUT_S)
     try:
-        await client.connect("", 1)
+        await client.connect("", 16)
         return await within(WAIT_S, decode_remotely(client, [1, 2], TOKENS, ()))
     finally:
         await client.close()
@@ -71,6 +72,17 @@ async def test_a_bs_that_answers_but_does_not_go_on_is_waited_for_no_longer_than
     assert asyncio.get_running_loop().time() - before_s < 4 * TIMEOUT_S
 
 
+@pytest.mark.parametrize("answer", [refuses_at_once, forgets])
+async def test_a_request_that_is_refused_again_and_again_is_not_sent_without_a_pause(answer: Answer) -> None:
+    link = Link(answer)
+    client = Client(link, WallClock(), 1, TIMEOUT_S)
+    await client.connect("", 16)
+    with pytest.raises(LinkTimeout, match=r"did not go on within 1 s: it (refused|lost the session)"):
+        await within(WAIT_S, decode_remotely(client, [1, 2], TOKENS, ()))
+    await client.close()
+    assert link.requests <= 2 + TIMEOUT_S / LEAST_REST_S
+
+
 async def test_each_progress_gives_the_bs_the_whole_time_again() -> None:
     """Refused, interrupted and slow, but all of it goes on."""
 
@@ -89,12 +101,25 @@ async def test_each_progress_gives_the_bs_the_whole_time_again() -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"token": 16}, "token 16, outside"), ({"token": -1}, "token -1, outside"), ({"accepted": 2}, "accepts 2 tokens")],
+    [
+        ({"token": 16}, "token 16, outside"),
+        ({"token": -1}, "token -1, outside"),
+        ({"accepted": 2}, "accepts 2 of 0 tokens"),
+    ],
 )
 async def test_what_is_no_token_of_the_vocabulary_is_refused(change: dict[str, int], words: str) -> None:
     """Token 2147483647 was recorded as the target's own, and -1 ended the run and each resumption."""
     with pytest.raises(ProtocolError, match=words):
         await decode(lambda request, number: [replace(token(request, 0), **change)])
+
+
+async def test_tokens_are_held_against_the_vocabulary_of_the_ue() -> None:
+    """A base station that announces a larger one than its UE has may not add its ids."""
+    client = Client(Link(lambda request, _: [replace(token(request, 0), token=15)]), WallClock(), 1, TIMEOUT_S)
+    await client.connect("", 12)
+    with pytest.raises(ProtocolError, match="token 15, outside"):
+        await within(WAIT_S, decode_remotely(client, [1, 2], TOKENS, ()))
+    await client.close()
 
 
 @pytest.mark.parametrize("change", [{"version": 99}, {"protocols": ()}, {"vocab_size": 0}])

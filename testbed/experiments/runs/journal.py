@@ -268,10 +268,11 @@ def _read(file: BinaryIO, path: Path) -> tuple[Heading, Shared | None, list[Outc
 
 
 def _writable(outcome: Outcome) -> bool:
-    """Whether the columns of results can hold an outcome's integers; a base station may have lied in one."""
+    """Whether the columns of results can hold an outcome's integers, and its tokens are such: a BS may have lied."""
     record = outcome.record
     parts = (astuple(outcome), astuple(record), record.token_ids, *map(astuple, record.rounds))
-    return all(value <= MOST_INT for part in parts for value in part if isinstance(value, int))
+    fits = all(value <= MOST_INT for part in parts for value in part if isinstance(value, int))
+    return fits and min(record.token_ids, default=0) >= 0
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:

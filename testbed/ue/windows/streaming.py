@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from testbed.clock import Clock
 from testbed.protocols.base import RoundProtocol
 from testbed.protocols.messages import Verdict
+from testbed.protocols.ranges import check_accepted
 from testbed.tasks import cancel
 from testbed.ue.drafters.base import Choose, Drafter
 from testbed.ue.drafters.hybrid import HYBRID_FLOOR, HybridDrafter
@@ -137,9 +138,10 @@ class StreamDrafting:
             seconds: time from the previous verdict to this one.
 
         Raises:
-            ProtocolError: see `JoiningWindows.verified`.
+            ProtocolError: see `JoiningWindows.verified`, or it accepts more tokens than these.
         """
         ids = self._windows.verified(verdict)
+        check_accepted(verdict, len(ids))
         bs_s = min(max(0.0, verdict.bs_s), self._clock.time() - self._begun_s)
         if self._new:
             self._choice.linked(seconds - bs_s)

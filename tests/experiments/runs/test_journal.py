@@ -121,6 +121,18 @@ def test_requests_with_numbers_that_results_cannot_hold_are_decoded_again(name: 
         assert third.done == [outcome(1), outcome(0)]
 
 
+def test_requests_with_what_is_no_token_are_decoded_again(tmp_path: Path) -> None:
+    """A token -1 of a base station that lied ended each resumption."""
+    journal = Journal.begin(tmp_path, CONFIG, work())
+    lied = outcome(0)
+    lied.record.token_ids[1] = -1
+    for one in (lied, outcome(1)):
+        journal.add(one)
+    journal.close()
+    with contextlib.closing(Journal.resume(tmp_path, CONFIG, work())) as again:
+        assert again.done == [outcome(1)]
+
+
 def test_only_the_same_run_is_gone_on_with(tmp_path: Path) -> None:
     Journal.begin(tmp_path, CONFIG, work()).close()
     other = msgspec.structs.replace(CONFIG, window=9, seed=4)

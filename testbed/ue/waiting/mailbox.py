@@ -1,0 +1,66 @@
+"""The received messages of one session, until it reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from testbed.protocols.codec import Packet
+
+MOST_WAITING = 4096
+"""Capacity of a mailbox in messages; further messages are dropped, as if lost on the link."""
+MOST_WAITING_BYTES = 2**24
+"""The same in bytes: the largest messages, of `split`, have two bytes for each id of the vocabulary."""
+
+
+class Mailbox:
+    """Queue of a session's received messages, for one reader at a time; a wait costs one future and one timer."""
+
+    def __init__(self) -> None:
+        self._packets: deque[Packet[Any]] = deque()
+        self._bytes = 0
+        self._arrival: asyncio.Future[None] | None = None
+
+    def put(self, packet: Packet[Any]) -> None:
+        """Add a packet and wake the reader; drops the packet if the mailbox is full."""
+        if len(self._packets) < MOST_WAITING and self._bytes + packet.size_bytes <= MOST_WAITING_BYTES:
+            self._packets.append(packet)
+            self._bytes += packet.size_bytes
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the waiting reader, if there is one."""
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_exception(error)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a reader is waiting."""
+        return self._arrival is not None
+
+    async def get(self, timeout_s: float) -> Packet[Any]:
+        """Remove and return the oldest packet; other tasks run meanwhile, though there is one.
+
+        Raises:
+            asyncio.TimeoutError: none came in time.
+        """
+        if not self._packets:
+            self._arrival = arrival = (loop := asyncio.get_running_loop()).create_future()
+            timer = loop.call_later(timeout_s, _expire, arrival)
+            try:
+                await arrival
+            finally:
+                timer.cancel()
+                self._arrival = None
+        else:
+            await asyncio.sleep(0)
+        packet = self._packets.popleft()
+        self._bytes -= packet.size_bytes
+        return packet
+
+
+def _expire(arrival: asyncio.Future[None]) -> None:
+    if not arrival.done():
+        arrival.set_exception(asyncio.TimeoutError())
