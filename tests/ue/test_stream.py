@@ -210,7 +210,7 @@ async def test_a_verdict_of_more_tokens_than_joined_is_refused_before_it_counts(
     put, passed, counted = Mailbox.put, StreamChoice.passed, list[int]()
 
     def lie(mailbox: Mailbox, packet: Packet[Any]) -> None:
-        if isinstance(packet.message, Verdict) and packet.message.joined:
+        if isinstance(packet.message, Verdict) and packet.message.round >= 5:
             packet = Packet(replace(packet.message, accepted=10**6), packet.arrays, packet.size_bytes)
         put(mailbox, packet)
 
@@ -223,7 +223,7 @@ async def test_a_verdict_of_more_tokens_than_joined_is_refused_before_it_counts(
     async with station(CopyingEngine(0.0)) as (_, address):
         with pytest.raises(ProtocolError, match="accepts 1000000 of"):
             await asyncio.wait_for(real(address), 30)
-    assert max(counted, default=0) <= 1
+    assert max(counted) <= 9
 
 
 async def test_a_stream_whose_opening_was_lost_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
