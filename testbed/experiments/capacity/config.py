@@ -90,7 +90,12 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
         option("Least number of judged responses; the horizon is extended until then.", least=1),
     ] = 300
     judged_class: Annotated[
-        int, option("Least number of judged responses of each class; a class with fewer is undecided.", least=0)
+        int,
+        option(
+            "Least number of judged responses of each class; the horizon is extended until then. A class with fewer "
+            f"than {LEAST_JUDGED} is undecided.",
+            least=0,
+        ),
     ] = LEAST_JUDGED
 
     network_ms: Annotated[

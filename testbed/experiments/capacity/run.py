@@ -82,7 +82,7 @@ class _Traffic:
         started_s = time.process_time()
         self._runner.keep_passes = events
         clock, config = self._deployment.clock, self._config
-        tally = Tally(config, clock, sorted(set(self._classes)), until)
+        tally = Tally(config, clock, self._classes, until)
         ues = (self._ue(number, speed, tally) for number, speed in enumerate(self._classes))
         await self._deployment.run(tally.done.wait(), *ues)
         tally.finish()

@@ -221,8 +221,7 @@ def knees_of(config: CapacityConfig, system: str) -> Generator[CapacityPoint, Ca
             ) -> Generator[CapacityPoint, CapacityRun, bool]:
                 if (ues, seed) not in known:
                     known[ues, seed] = yield CapacityPoint(config, system, tuple(spread(config, ues)), seed, ANY)
-                count = known[ues, seed].classes.get(f"{speed:g}")
-                return count is not None and count.verdict(config.epsilon) == "kept"
+                return known[ues, seed].holds(config.epsilon, (f"{speed:g}",))
 
             ues = yield from largest(holds, max(1, guess))
             knees[speed].append(ues)

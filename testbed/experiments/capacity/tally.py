@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
+from testbed.errors import BadInput
 from testbed.experiments.capacity.config import CapacityConfig
-from testbed.intervals import ClassVerdict, class_verdict
+from testbed.intervals import LEAST_JUDGED, ClassVerdict, class_verdict
 from testbed.ue.records import RoundRecord
 from testbed.virtual_time import VirtualClock
 
@@ -18,7 +20,9 @@ ALL, ANY, CLEAR = "all", "any", "clear"
 """End of a run: when every judged response is decided; when it is clear for every class whether ε is kept; when it
 is clear whether all classes keep it."""
 LONGEST = 9
-"""Maximum number of horizons by which a run is extended if too few responses begin."""
+"""Number of horizons by which a run is extended at most if too few responses begin, unless few UEs need longer."""
+SPARE = 1.5
+"""Factor of the time in which as many responses of each class begin as are judged, at the class's speed."""
 SLACK_S = 1e-9
 """Tolerance for rounding errors of summed times."""
 RoundEvent = tuple[float, float, bool]
@@ -85,9 +89,22 @@ class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
     passes: list[tuple[list[tuple[int, int]], float]] | None = None
     """Each pass: new and cached tokens of its requests, and its seconds."""
 
-    def holds(self, epsilon: float) -> bool:
-        """Whether every class keeps ε, by enough judged responses."""
-        return all(count.verdict(epsilon) == "kept" for count in self.classes.values())
+    def holds(self, epsilon: float, classes: Collection[str] | None = None) -> bool:
+        """Whether every class, or those given, keeps ε, by enough judged responses.
+
+        Raises:
+            BadInput: that is not decided, since too few responses were judged.
+        """
+        counts = {speed: count for speed, count in self.classes.items() if classes is None or speed in classes}
+        if not counts or any(keeps(count, epsilon) is False for count in counts.values()):
+            return False
+        for speed, count in counts.items():
+            if count.verdict(epsilon) == "undecided":
+                raise BadInput(
+                    f"{self.system}, {self.ues} UEs: {count.judged} responses of {speed} tokens/s were judged, of "
+                    f"{LEAST_JUDGED} that decide: give a longer horizon (--horizon-s), or a larger judged_class"
+                )
+        return True
 
 
 def keeps(count: ClassCount, epsilon: float) -> bool | None:
@@ -102,12 +119,16 @@ class Tally:
 
     A response is judged if it begins within the horizon. One that began before and has not ended when the run ends is
     judged, too, as violated, if its deadline has passed: a class that is never served begins no others.
+
+    Args:
+        classes: token speed of each UE.
     """
 
     def __init__(self, config: CapacityConfig, clock: VirtualClock, classes: Sequence[float], until: str) -> None:
+        ues = Counter(classes)
         self._clock, self._config, self._until = clock, config, until
         self.from_s, self.to_s = config.warmup_s, config.warmup_s + config.horizon_s
-        self.classes = {speed: ClassCount() for speed in classes}
+        self.classes = {speed: ClassCount() for speed in sorted(ues)}
         self.done = asyncio.Event()
         self.tokens = self.drafted = self.accepted = self.rounds = self.batches = self.empty = 0
         self.events: list[RoundEvent] = []
@@ -115,7 +136,8 @@ class Tally:
         self._early: dict[int, tuple[ClassCount, float]] = {}
         """Class and deadline of each response in progress that began before the horizon, by number."""
         self._numbers = itertools.count()
-        self._longest_s = LONGEST * config.horizon_s
+        each_s = max((statistics.fmean(config.response) / speed + config.think_s) / n for speed, n in ues.items())
+        self._longest_s = max(LONGEST * config.horizon_s, SPARE * config.judged_class * each_s)
         asyncio.get_running_loop().call_at(self.to_s, self._look)
         asyncio.get_running_loop().call_at(self.to_s + self._longest_s, self._look)
 

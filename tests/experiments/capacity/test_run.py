@@ -13,6 +13,7 @@ from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerEntry
 from testbed.bs.scheduling.slo import Slo
+from testbed.errors import BadInput
 from testbed.experiments.capacity.bs import Observed
 from testbed.experiments.capacity.config import CapacityConfig, hardware, spread
 from testbed.experiments.capacity.run import run_capacity
@@ -83,7 +84,7 @@ def test_centralized_requests_wait_for_memory() -> None:
 @pytest.mark.parametrize("ues", [8, 30, 45])
 @pytest.mark.parametrize("until", [CLEAR, ANY])
 def test_a_run_that_ends_early_says_what_the_whole_run_says(ues: int, until: str) -> None:
-    config = replaced(SMALL, {"mix": {4: 1, 12: 1}})
+    config = replaced(SMALL, {"mix": {4: 1, 12: 1}, "judged_class": 60})
     early, whole = (
         run_capacity(config, SYSTEMS["fcfs-cache"], spread(config, ues), 0, until=u) for u in (until, "all")
     )
@@ -131,6 +132,19 @@ def test_a_class_that_is_starved_is_violated_and_never_kept(monkeypatch: pytest.
         starved = found.classes["2"]
         assert starved.verdict(config.epsilon) != "kept" and not found.holds(config.epsilon)
     assert found.classes["8"].kept > 60 and starved.starved == starved.violated == 3 and starved.share == 1
+
+
+def test_few_ues_are_run_for_as_long_as_it_takes_to_judge_them() -> None:
+    """One UE begins about 30 of the 60 responses that decide within nine horizons; the capacity found was 0."""
+    config = replaced(SMALL, {"horizon_s": 10.0, "judged_class": 60})
+    found = run("centralized", 1, 10.0, config)
+    assert found.holds(config.epsilon) and found.classes["10"].judged >= 60
+
+
+def test_what_too_few_judged_responses_decide_is_not_taken_for_too_many_ues() -> None:
+    config = replaced(SMALL, {"horizon_s": 5.0, "judged": 1, "judged_class": 0})
+    with pytest.raises(BadInput, match=r"1 UEs: \d+ responses of 10 tokens/s were judged, of 60 that decide"):
+        run("centralized", 1, 10.0, config).holds(config.epsilon)
 
 
 def test_a_class_that_judged_nobody_is_undecided() -> None:
