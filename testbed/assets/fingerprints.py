@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from testbed.assets.model_directory import weight_files
+from testbed.assets.model_directory import INDEX, weight_files
 from testbed.errors import BadInput
 
 SMALL_BYTES = 64 * 2**20
@@ -21,8 +21,12 @@ BLOCKS = 16
 MOST_BYTES = 2**30
 """Largest size of the files of a head or predictor."""
 WEIGHTS = ("*.safetensors", "*.npz")
-DESCRIPTIONS = ("config.json", "head.json", "predictor.json")
-"""Files of the directory of a model, head or predictor."""
+DESCRIPTIONS = (
+    "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json",
+    "merges.txt", "tokenizer.model", "head.json", "predictor.json",
+)  # fmt: skip
+"""Files of the directory of a model, head or predictor, on which results depend beside its weights."""
 SYNTHETIC = "synthetic"
 """Fingerprint of the synthetic pair, which has no files."""
 

@@ -159,8 +159,8 @@ def eval_command(
     found = load_families(predictor or bundled().require("predictor"))
     stdout = claim_stdout() if as_json and data is None else None
     meta, traces = _traces(config, data, next(iter(found.values())).info.labels)
-    for one in found.values():
-        check_traces(one, meta)
+    for name, one in found.items():
+        check_traces(name, one, meta)
     document = {
         "dataset": meta.dataset, "prompts": meta.prompts, "window": meta.window, "labels": str(meta.labels),
         "rows": evaluate(found, traces), "theorem1": theorem(found, traces),

@@ -60,6 +60,8 @@ class HeadInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     calibration: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept of the Platt scaling, already included in the last layer."""
     about: str = ""
+    episodes: str = ""
+    """Digest of the episodes that it was trained on; empty: unknown, as of heads before it was kept."""
     metrics: dict[str, float] = {}
     """Scores on the calibration prompts held out of training."""
 

@@ -87,6 +87,7 @@ def compare(config: CompareConfig, out: Path, progress: Progress) -> dict[str, A
     target = describe(target_for(config.engine, config.model))
     settings = _settings(config, target)
     splits = [_split(config, CALIBRATION), _split(config, TEST)]
+    _check_apart(*splits)
     with claimed(config, out, "comparison"):
         todo = [(split, start) for split in splits for start in split.starts]
         paths = {(split.name, start): out / f"{split.name}-{start:05d}.json" for split, start in todo}
@@ -135,6 +136,19 @@ def _split(config: CompareConfig, name: str) -> ProblemSplit:
     if not agreement and any(expected(prompt.example, score) is None for prompt in prompts):
         raise BadInput(f"{dataset} has problems without a reference answer")
     return ProblemSplit(name, Workload(prompts, [], work.prompter, work.drafter), range(0, count, BLOCK))
+
+
+def _check_apart(calibration: ProblemSplit, test: ProblemSplit) -> None:
+    """Refuse problems that θ is chosen on and reported on.
+
+    Raises:
+        BadInput: there are such problems.
+    """
+    known = {tuple(prompt.ids) for prompt in calibration.work.prompts}
+    if shared := sum(tuple(prompt.ids) in known for prompt in test.work.prompts):
+        raise BadInput(
+            f"{shared} of the {len(test.work.prompts)} problems are calibration problems, too: keep them apart"
+        )
 
 
 @contextlib.contextmanager

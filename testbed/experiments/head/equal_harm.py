@@ -14,12 +14,11 @@ import numpy as np
 
 from testbed.channel.csi import Csi
 from testbed.decision_head.evaluate import under
-from testbed.decision_head.head import DecisionHead, check_fits, load_head
+from testbed.decision_head.head import DecisionHead
 from testbed.errors import BadInput
 from testbed.experiments.head.config import CompareConfig
 from testbed.experiments.head.equal_loss import Tradeoff, at_equal_loss
-from testbed.experiments.head.steps import Labelled, labelled
-from testbed.models.bundle import head_directory
+from testbed.experiments.head.steps import Labelled, fitting, labelled
 from testbed.protocols.quantise import degrade
 
 STEPS = 128
@@ -37,7 +36,7 @@ def compare_labelled(config: CompareConfig) -> dict[str, Any]:
     data = labelled(Path(config.episodes))
     if data.critical.all() or not data.critical.any():
         raise BadInput(f"all mismatches of {config.episodes} are of one kind: collect more prompts")
-    heads = {name: [_fitting(path, data) for path in paths] for name, paths in config.heads.items()}
+    heads = {name: [fitting(path, data) for path in paths] for name, paths in config.heads.items()}
     rows: list[dict[str, Any]] = []
     for channel in config.channels:
         curves = {name: [tradeoff(head, data, channel.csi) for head in ours] for name, ours in heads.items()}
@@ -58,15 +57,3 @@ def tradeoff(head: DecisionHead, data: Labelled, csi: Csi) -> Tradeoff:
     critical, harmless = data.critical.astype(np.float64), (~data.critical).astype(np.float64)
     won = (kept * harmless) @ member
     return Tradeoff(thresholds, (kept * critical) @ member, critical @ member, won, np.tile(won[-1], (len(won), 1)))
-
-
-def _fitting(path: str, data: Labelled) -> DecisionHead:
-    head, meta = load_head(head_directory(path)), data.meta
-    check_fits(
-        head.info,
-        target_fingerprint=meta.target_fingerprint,
-        drafter_fingerprint=meta.drafter_fingerprint,
-        target_hidden=meta.target_hidden,
-        drafter_hidden=meta.drafter_hidden,
-    )
-    return head

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from testbed.assets.fingerprints import model_fingerprint
 from testbed.bs.judging.token_rule import digit_free
 from testbed.decision_head.episodes import EpisodeStore, Meta, Mismatches
 from testbed.decision_head.evaluate import BANDS, Evaluation, evaluate
-from testbed.decision_head.head import check_fits, load_head, save_head
+from testbed.decision_head.head import DecisionHead, check_fits, load_head, save_head
 from testbed.decision_head.instances import Instances, base_instances, load_instances, origin, save_instances
 from testbed.decision_head.relabel import relabel
 from testbed.decision_head.settings import Relabelling, Training
@@ -21,6 +24,8 @@ from testbed.decision_head.train import OnEpoch, train_head
 from testbed.errors import BadInput
 from testbed.experiments.results.claims import reserved
 from testbed.models.bundle import bundled, head_directory
+
+LOG = logging.getLogger(__name__)
 
 
 class Labelled(NamedTuple):
@@ -93,7 +98,7 @@ def train_to(
         instances = load_instances(source, data.origin)
     with reserved(out):
         trained = train_head(data.found, instances, data.meta, config, on_epoch, about)
-        save_head(trained.head, out)
+        save_head(replace(trained.head, info=structs.replace(trained.head.info, episodes=data.origin)), out)
     return {
         "head": str(out),
         **trained.head.info.metrics,
@@ -118,19 +123,32 @@ def evaluate_on(head: Path, directory: Path, config: Relabelling, tokenizer: Pat
     Raises:
         BadInput: unreadable head or episodes, or episodes of another pair.
     """
-    loaded, data = load_head(head_directory(str(head))), labelled(directory)
-    check_fits(
-        loaded.info,
-        target_fingerprint=data.meta.target_fingerprint,
-        drafter_fingerprint=data.meta.drafter_fingerprint,
-        target_hidden=data.meta.target_hidden,
-        drafter_hidden=data.meta.drafter_hidden,
-    )
+    data = labelled(directory)
+    loaded = fitting(str(head), data)
     target = bundled().target
     if tokenizer is None and target is not None and model_fingerprint(target) == data.meta.target_fingerprint:
         tokenizer = target
     harmless = None if tokenizer is None else digit_free(tokenizer)
     return evaluate(loaded, data.found, data.critical, config, harmless)
+
+
+def fitting(path: str, data: Labelled) -> DecisionHead:
+    """Load a head of the pair of labelled episodes; warns if it was trained on these.
+
+    Raises:
+        BadInput: unreadable, or of another pair.
+    """
+    head, meta = load_head(head_directory(path)), data.meta
+    check_fits(
+        head.info,
+        target_fingerprint=meta.target_fingerprint,
+        drafter_fingerprint=meta.drafter_fingerprint,
+        target_hidden=meta.target_hidden,
+        drafter_hidden=meta.drafter_hidden,
+    )
+    if head.info.episodes == data.origin:
+        LOG.warning("%s was trained on these episodes: its figures are no test of it", path)
+    return head
 
 
 def _repairs(instances: Instances, critical: NDArray[np.bool_]) -> list[dict[str, Any]]:

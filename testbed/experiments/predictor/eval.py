@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from testbed.experiments.predictor.traces import TraceMeta, Traces
 from testbed.intervals import SEED, Bootstrap
 from testbed.ue.windows.predictor import FEATURES, RejectionPredictor
 
+LOG = logging.getLogger(__name__)
 CALLS = 1000
 """Number of calls of each predictor, timed individually (Appendix B)."""
 RECALLS = (0.7, 0.8, 0.9, 0.95, 0.99)
@@ -26,8 +28,8 @@ POSITION = FEATURES.index("position")
 ENDS = ("low", "high")
 
 
-def check_traces(predictor: RejectionPredictor, meta: TraceMeta) -> None:
-    """Refuse traces of a different pair than the predictor's.
+def check_traces(name: str, predictor: RejectionPredictor, meta: TraceMeta) -> None:
+    """Refuse traces of a different pair than the predictor's; warns if it was trained on some of their prompts.
 
     Raises:
         BadInput: a different drafter or target.
@@ -38,6 +40,16 @@ def check_traces(predictor: RejectionPredictor, meta: TraceMeta) -> None:
             f"the predictor was trained for target {predictor.info.target_fingerprint}, the traces are of "
             f"{meta.target_fingerprint}; use traces of the same pair"
         )
+    if seen := seen_prompts(predictor, meta):
+        LOG.warning("%s was trained on %d of the %d prompts: its figures are no test of it", name, seen, meta.prompts)
+
+
+def seen_prompts(predictor: RejectionPredictor, meta: TraceMeta) -> int:
+    """Number of the traces' prompts on which a predictor was trained, as far as it says."""
+    dataset, first, count = (predictor.info.trained.get(name) for name in ("dataset", "first", "prompts"))
+    if dataset != meta.dataset or not isinstance(first, int) or not isinstance(count, int):
+        return 0
+    return max(0, min(first + count, meta.first + meta.prompts) - max(first, meta.first))
 
 
 def evaluate(predictors: Mapping[str, RejectionPredictor], traces: Traces) -> list[dict[str, Any]]:

@@ -80,6 +80,13 @@ def test_what_cannot_be_compared_is_refused(given: dict[str, Any], said: str) ->
         CompareConfig(**({"heads": {"a": ["bundled"]}} | given))
 
 
+def test_theta_is_not_chosen_on_problems_that_it_is_reported_on(tmp_path: Path) -> None:
+    """The same data set was taken for both, and nothing said so."""
+    both = CompareConfig(heads={"a": ["bundled"]}, **(SMALL | {"dataset": "bundled:calibration", "prompts": 22}))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="2 of the 22 problems are calibration problems, too"):
+        compare(both, tmp_path / "a", lambda *_: None)
+
+
 def test_heads_of_another_pair_and_missing_problems_are_refused(tmp_path: Path) -> None:
     head = load_head(head_directory("bundled"))
     save_head(dataclasses.replace(head, info=msgspec.structs.replace(head.info, target_fingerprint="0" * 16)), tmp_path)

@@ -12,10 +12,11 @@ import pytest
 from testbed.channel.csi import FEATURES, Csi
 from testbed.decision_head.evaluate import under
 from testbed.decision_head.head import DecisionHead, save_head
+from testbed.decision_head.settings import Relabelling, Training
 from testbed.errors import BadInput
 from testbed.experiments.head.config import CompareConfig
 from testbed.experiments.head.equal_harm import compare_labelled, tradeoff
-from testbed.experiments.head.steps import labelled
+from testbed.experiments.head.steps import evaluate_on, labelled, train_to
 from tests.support.heads import random_head
 from tests.support.mismatches import DRAFTER_HIDDEN, TARGET_HIDDEN, labelled_files
 
@@ -76,3 +77,15 @@ def test_labels_of_one_kind_and_other_pairs_are_refused(tmp_path: Path) -> None:
         compare_labelled(CompareConfig(heads={"a": [str(tmp_path / "other")]}, episodes=str(files)))
     with pytest.raises(BadInput, match="at least one head"):
         compare_labelled(CompareConfig(episodes=str(files)))
+
+
+def test_episodes_that_a_head_was_trained_on_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its figures on them were shown like those on others."""
+    pytest.importorskip("torch")
+    files = labelled_files(tmp_path / "episodes", prompts=40)
+    train_to(files, tmp_path / "head", Training(features=(), epochs=1), Relabelling(), lambda *_: None)
+    for where, said in ((files, True), (labelled_files(tmp_path / "others", prompts=20), False)):
+        caplog.clear()
+        evaluate_on(tmp_path / "head", where, Relabelling(), None)
+        compare_labelled(CompareConfig(heads={"a": [str(tmp_path / "head")]}, episodes=str(where)))
+        assert caplog.text.count("was trained on these episodes") == 2 * said

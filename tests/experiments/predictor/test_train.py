@@ -6,6 +6,7 @@ import math
 from dataclasses import fields, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from testbed.experiments.predictor.eval import (
     intervals,
     latency,
     rounds_of,
+    seen_prompts,
     theorem,
     waste,
 )
@@ -192,11 +194,11 @@ def test_latency_needs_few_tokens_only(trained: Path) -> None:
 
 
 def test_traces_of_another_pair_are_refused() -> None:
-    check_traces(stump(0.2, 0.9), META)
+    check_traces("a", stump(0.2, 0.9), META)
     with pytest.raises(BadInput, match="trained for target other"):
-        check_traces(stump(0.2, 0.9, target_fingerprint="other"), META)
+        check_traces("a", stump(0.2, 0.9, target_fingerprint="other"), META)
     with pytest.raises(BadInput, match="trained for drafter other"):
-        check_traces(stump(0.2, 0.9, drafter_fingerprint="other"), META)
+        check_traces("a", stump(0.2, 0.9, drafter_fingerprint="other"), META)
 
 
 def test_waste_is_that_of_every_round_walked() -> None:
@@ -286,3 +288,14 @@ def test_correlations_have_intervals_over_prompts() -> None:
 def test_one_predictor_alone_can_be_judged(tmp_path: Path) -> None:
     save_predictor(stump(0.2, 0.9), tmp_path)
     assert list(load_families(tmp_path)) == ["mlp"]
+
+
+def test_prompts_that_a_predictor_was_trained_on_are_counted(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its figures on them were shown as those on unseen traces."""
+    predictor = load_predictor(trained)
+    for first, prompts, seen in ((0, 2, 2), (META.prompts - 1, 5, 1), (META.prompts, 5, 0)):
+        meta = msgspec.structs.replace(META, first=META.first + first, prompts=prompts)
+        assert seen_prompts(predictor, meta) == seen
+    assert seen_prompts(predictor, msgspec.structs.replace(META, dataset="other")) == 0
+    check_traces("mine", predictor, META)
+    assert f"mine was trained on {META.prompts} of the {META.prompts} prompts" in caplog.text

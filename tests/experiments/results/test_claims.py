@@ -150,12 +150,17 @@ def test_a_damaged_result_is_an_error_of_one_line(content: bytes, tmp_path: Path
         ("{}/head", "head/head.json"),
         ("{}/head", "head/head.safetensors"),
         ("{}/predictor", "predictor/predictor.npz"),
+        ("{}/model", "model/generation_config.json"),
+        ("{}/model", "model/tokenizer_config.json"),
+        ("{}/model", "model/chat_template.jinja"),
         ("{}/sc.py:answer", "sc.py"),
     ],
 )
 def test_results_are_not_continued_with_other_contents_of_a_file(named: str, file: str, tmp_path: Path) -> None:
     inputs, out = tmp_path / "in", tmp_path / "out"
-    for name in ("a.csv", "a.gguf", "head/head.json", "head/head.safetensors", "predictor/predictor.npz", "sc.py"):
+    described = (f"model/{name}" for name in ("generation_config.json", "tokenizer_config.json", "chat_template.jinja"))
+    made = ("a.csv", "a.gguf", "head/head.json", "head/head.safetensors", "predictor/predictor.npz", "sc.py")
+    for name in (*made, "model/model.safetensors", *described):
         (inputs / name).parent.mkdir(parents=True, exist_ok=True)
         (inputs / name).write_text(name)
     (inputs / "radio.yaml").write_text(

@@ -142,7 +142,8 @@ def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> lis
     ends: list[CellOutcome] = []
     for seed in seeds:
         guess, step = _beginning(given, found, config.resolution)
-        ues, end = _searched(largest(_kept_classes, guess, step, config.resolution), partial(run, seed=seed))
+        job = largest(partial(_kept_classes, config.epsilon), guess, step, config.resolution)
+        ues, end = _searched(job, partial(run, seed=seed))
         found.append(ues)
         ends.append(end)
     mean = repeats_interval(found)
@@ -168,8 +169,20 @@ def _beginning(given: int, found: Sequence[int], resolution: float) -> tuple[int
     return guess, max(1, round(max(spread, resolution * guess)))
 
 
-def _kept_classes(ues: int) -> Generator[int, CellOutcome, bool]:
+def _kept_classes(epsilon: float, ues: int) -> Generator[int, CellOutcome, bool]:
+    """Whether all classes are kept.
+
+    Raises:
+        BadInput: too few responses were judged to tell, and not too many of them are late.
+    """
     found = yield ues
+    if (
+        found.verdict == "undecided"
+        and found.late
+        and all(late <= epsilon * judged for late, judged in found.late.values())
+    ):
+        counts = ", ".join(f"{name} {judged}" for name, (_, judged) in found.late.items())
+        raise BadInput(f"{found.ues} UEs: too few responses were judged ({counts}): give the cell more seconds")
     return found.verdict == "kept"
 
 

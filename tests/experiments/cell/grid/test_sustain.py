@@ -13,7 +13,7 @@ from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.grid import sustain as searched
 from testbed.experiments.cell.grid.judged import CellOutcome, judged_run
 from testbed.experiments.cell.grid.points import CellPoint, Row, combinations, varied
-from testbed.experiments.cell.grid.sustain import SustainConfig, crowded, sustain
+from testbed.experiments.cell.grid.sustain import SustainConfig, _kept_classes, crowded, sustain
 from testbed.experiments.plots.cell import write_plot
 from testbed.intervals import independent_seed
 from tests.support.refusals import refuse
@@ -109,6 +109,21 @@ def test_a_cell_without_classes_cannot_be_sustained() -> None:
     free = msgspec.structs.replace(CELL, ues=(msgspec.structs.replace(FH, class_tps=None),))
     refuse(lambda: SustainConfig(cell=free), BadInput, "class_tps")
     refuse(lambda: SustainConfig(cell=CELL, ues=(0,)), BadInput, "1..5000")
+
+
+def test_what_too_few_responses_decide_is_not_taken_for_too_many_ues() -> None:
+    def found(late: tuple[int, int]) -> CellOutcome:
+        return CellOutcome(2, "undecided", 9.0, "radio", 0.5, 0.5, 9.0, None, {"fast": late})
+
+    search = _kept_classes(0.05, 2)
+    next(search)
+    with pytest.raises(BadInput, match=r"2 UEs: too few responses were judged \(fast 40\)"):
+        search.send(found((2, 40)))
+    search = _kept_classes(0.05, 2)
+    next(search)
+    with pytest.raises(StopIteration) as ended:
+        search.send(found((3, 40)))
+    assert ended.value.value is False
 
 
 def test_ues_of_whom_none_has_a_promise_decide_nothing() -> None:
