@@ -2,7 +2,7 @@
 
 `log.jsonl` has a line for the run, for every visit (place, time, measurement, notes) and for every finished cell,
 synced to disk before the run continues. A cell is done when its run directory has `summary.json`, which is written
-last.
+last, and the log its line; a run without a line, after which the disk was full, for example, is made again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FieldLog:
 
     def done(self, cell: FieldCell) -> bool:
         """Whether a cell is finished."""
-        return (self.cell(cell) / "summary.json").is_file()
+        return (self.cell(cell) / "summary.json").is_file() and self.times_of(cell) is not None
 
     def left(self, place: str) -> list[FieldCell]:
         """Unfinished cells of a place, in order."""

@@ -23,6 +23,7 @@ from testbed.experiments.field.operator import SKIP, STOP, Operator
 from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, Place, run_config
 from testbed.experiments.field.stage import Stage
+from testbed.experiments.results.directory import SUMMARY
 
 LEAD_S = 3.0
 """Time until UEs that run together start: orders arrive, and processes begin."""
@@ -128,6 +129,8 @@ def _visit(log: FieldLog, place: Place, setup: FieldSetup, note: str) -> str:
 def _run(log: FieldLog, cell: FieldCell, reach: Reach, device: Device, say: Say) -> None:
     order = cells_of(log.plan, cell.place)
     say(f"{cell.place}: {cell.method}, repeat {cell.repeat + 1} ({order.index(cell) + 1} of {len(order)})")
+    if (log.cell(cell) / SUMMARY).exists():  # a run without a line in the log
+        shutil.rmtree(log.cell(cell))
     began_s = time.perf_counter()
     device.run(cell_config(log, cell, reach.bs), log.place(cell.place), log.cell(cell))
     log.add(CELL, cell=cell.key, began_s=began_s, ended_s=time.perf_counter(), origin_s=reach.origin_s)

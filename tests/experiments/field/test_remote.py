@@ -26,7 +26,7 @@ from testbed.experiments.field.devices.arrived import check_arrived
 from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.results.directory import summary, write_summary
-from testbed.experiments.results.files import REQUESTS, _write, request_columns, write_round_rows
+from testbed.experiments.results.files import REQUESTS, ROUNDS, _write, request_columns, write_round_rows
 from testbed.protocols.orders import File, Order, Running, Standing, State
 from testbed.ue.records import RoundRecord
 from tests.support.refusals import refuse
@@ -48,6 +48,8 @@ class RecordedAgent:
         self.dropped: list[str] = []
         self.brings = Path()
         """Folder with the results of every order."""
+        self.twice = False
+        """Whether each of its files is listed twice."""
 
     def put(self, name: str, path: Path) -> None:
         self.files[name] = path.read_bytes()
@@ -62,7 +64,7 @@ class RecordedAgent:
     def states(self, order: str) -> Iterator[State]:
         self.asked.append(order)
         files = tuple(File(path.name, 1, "0" * 32) for path in self.brings.iterdir()) if self.brings.name else ()
-        yield State(id=order, state="done", files=files)
+        yield State(id=order, state="done", files=files * (1 + self.twice))
 
     def fetch(self, state: State, out: Path, most: int) -> None:
         """Bring what was prepared."""
@@ -233,6 +235,33 @@ def test_a_run_that_was_refused_is_not_done_and_is_made_again(config: RunConfig,
     assert not list(out.parent.glob(".*"))
 
 
+def test_a_file_that_is_listed_twice_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    """It ended `field run` with a traceback, before the places that came later, and every run after it."""
+    agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "1-fh"
+    agent.brings, agent.twice = a_run(tmp_path / "good"), True
+    remote = device(agent)
+    refuse(lambda: remote.run(replace(config, limit=2, max_tokens=3), tmp_path, out), AgentError, "lists a file twice")
+    assert not out.exists() and agent.dropped
+
+
+def test_what_a_broken_fetch_left_is_no_part_of_a_run(config: RunConfig, tmp_path: Path) -> None:
+    """The run was complete with files of an earlier fetch, which were not kept."""
+    agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "1-fh"
+    a_run(out.with_name(".1-fh.arriving"))
+    agent.brings = a_run(tmp_path / "good")
+    (agent.brings / ROUNDS).unlink()
+    remote = device(agent)
+    refuse(lambda: remote.run(replace(config, limit=2, max_tokens=3), tmp_path, out), AgentError, "brought no run")
+    assert not out.exists()
+
+
+def test_outputs_beyond_what_was_ordered_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 7 kB took 8 GB before it was refused."""
+    run = a_run(tmp_path, {"token_ids": [1] * 1000, "tokens": 1000})
+    monkeypatch.setattr("testbed.experiments.field.devices.arrived._check_requests", None)
+    refuse(lambda: check_arrived(run, 2, 3), BadInput, "more than 3 tokens")
+
+
 @pytest.mark.parametrize("damage", ["text", "schema", "twice", "cut"])
 def test_files_that_no_library_reads_are_refused_in_one_line(config: RunConfig, tmp_path: Path, damage: str) -> None:
     """One ended `field run` and `field collect` for all places, and counted as done afterwards."""
@@ -272,7 +301,15 @@ def test_a_measurement_is_one_file(tmp_path: Path) -> None:
     agent.brings.mkdir()
     for name in ("link.json", "model.csv"):
         (agent.brings / name).write_text("{}")
-    refuse(lambda: device(agent).measure(REACH, Probe(1, 1, 1.0), tmp_path / "near"), AgentError, "'model.csv'")
+    refuse(lambda: device(agent).measure(REACH, Probe(1, 1, 1.0), tmp_path / "near"), AgentError, "model.csv")
+
+
+def test_a_measurement_without_a_file_is_not_that_of_the_day_before(tmp_path: Path) -> None:
+    """It was written down as today's, and compared with itself."""
+    agent, place = RecordedAgent(), tmp_path / "near"
+    place.mkdir()
+    (place / "link.json").write_text("{}")
+    refuse(lambda: device(agent).measure(REACH, Probe(1, 1, 1.0), place), AgentError, "but: no file")
 
 
 def test_collecting_sends_an_id_and_no_file(config: RunConfig, tmp_path: Path) -> None:

@@ -109,6 +109,19 @@ def test_a_run_that_breaks_off_goes_on_with_what_is_left(tmp_path: Path) -> None
     assert stand.ran + second.ran == [cell.key for place in PLAN.places for cell in cells_of(PLAN, place.name)]
 
 
+def test_a_run_without_a_line_in_the_log_is_made_again(tmp_path: Path) -> None:
+    """The disk was full when its line was written: it counted as done, and replays of it began elsewhere."""
+    out = tmp_path / "run"
+    assert visit(out, Stand())
+    cell = cells_of(PLAN, "far")[1].key
+    lines = (out / LOG).read_text().splitlines(keepends=True)
+    (out / LOG).write_text("".join(line for line in lines if f'"cell": "{cell}"' not in line))
+    assert [one.key for one in read_field(out)[1].left("far")] == [cell]
+    again = Stand()
+    assert visit(out, again) and again.ran == [cell]
+    assert not read_field(out)[1].left("far")
+
+
 def test_agents_that_fall_silent_hold_up_no_other_place(tmp_path: Path) -> None:
     places = tuple(Place(name=f"at-{i}", distance_m=1.0 + i, ue=f"tcp://127.0.0.1:{5 + i % 2}") for i in range(4))
     plan = msgspec.structs.replace(PLAN, places=places)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pyarrow import compute
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
@@ -83,6 +84,8 @@ def _check(run: Path, requests: int, max_tokens: int) -> None:
         )
     if sum(asked["tokens"].to_pylist()) != len(asked["token_ids"].combine_chunks().flatten()):
         raise BadInput("its requests have other numbers of tokens than they say")
+    if (compute.max(compute.list_value_length(asked["token_ids"])).as_py() or 0) > max_tokens:  # before memory is taken
+        raise BadInput(f"a request has more than {max_tokens} tokens")
     _check_requests(asked.to_pylist(), Counter(rounds["request"].to_pylist()), max_tokens)
     if _check_rounds(rounds.to_pylist()):
         recorded(run, STEP_S)

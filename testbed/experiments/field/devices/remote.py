@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,9 @@ class AgentDevice:
         order = Order(id=order_id(self._place(folder.name), "link", str(time.time_ns()), config={}), what=what)
         self._agent.order(order)
         state = self._done(order.id, probe.handshakes * probe.timeout_s + 2 * probe.seconds + SPARE_S)
-        if others := [file.name for file in state.files if file.name != LINK]:
-            raise AgentError(f"the measurement from {self._agent.address} has a file {one_line(others[0])!r}")
+        if (names := [file.name for file in state.files]) != [LINK]:
+            listed = one_line(", ".join(names)) or "no file"
+            raise AgentError(f"the measurement from {self._agent.address} is not {LINK} alone, but: {listed}")
         self._agent.fetch(state, folder, MOST_MEASURED)
         self._link = order.id
         try:
@@ -158,7 +159,10 @@ class AgentDevice:
         try:
             if named := [file.name for file in state.files if "/" in file.name or file.name == LINK_TRACE]:
                 raise BadInput(f"it has a file {one_line(named[0])!r}")
+            if len(names := {file.name for file in state.files}) < len(state.files):
+                raise BadInput("it lists a file twice")
             self._agent.fetch(state, arriving, MOST_RUN + MOST_TOKEN * requests * config.max_tokens)
+            _keep_only(names, arriving)
             check_arrived(arriving, requests, config.max_tokens)
         except BadInput as exc:
             shutil.rmtree(arriving, ignore_errors=True)
@@ -229,6 +233,13 @@ def _names(path: Path) -> dict[Path, tuple[str, str]]:
         whole.update(f"{file.name} {digest}\n".encode())
     folder = f"{whole.hexdigest()[:MARK]}-{_plain(path.name)}" if path.is_dir() else digests[path][:MARK]
     return {file: (f"{folder}/{_plain(file.name)}", digests[file]) for file in files}
+
+
+def _keep_only(names: Set[str], folder: Path) -> None:
+    """Remove the files of a folder that have other names, such as those of a fetch that broke off."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in names:
+            path.unlink()
 
 
 def _tag(text: str) -> str:
