@@ -6,6 +6,7 @@ Each point has its own run directory under `points/` and is done when that conta
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ __all__ = [
     "sweep_rows",
 ]
 
+ELSEWHERE = frozenset({"bs", "local_bs", "keys", "insecure", "timeout_s", "failover_s", "csi", "tie_tolerance"})
+"""Fields of a run that its point does not decide alone."""
 IN_COLUMNS = {"methods", "channel", NAME, PROTOCOL, RATE}
 """Keys of a point that rows have in their own columns."""
 
@@ -123,13 +126,36 @@ def done(point: SweepPoint, out: Path) -> bool:
 
 def sweep_rows(point: SweepPoint, out: Path) -> list[dict[str, Any]]:
     """Rows of a finished point, with the values that identify it."""
-    rows = results.read_summary(out / "points" / point.key)["rows"]
+    rows = _kept_rows(point, out / "points" / point.key)
     more = {key: point.values[key] for key in (NAME, LEVEL) if key in point.values}
     more = {"series" if key == NAME else key: value for key, value in more.items()}
     rest = {key: value for key, value in point.values.items() if key not in IN_COLUMNS}
     return [
         {**labelled({**rest, **row}, point.config), **more, PAYLOAD: point.payload, "point": point.key} for row in rows
     ]
+
+
+def _kept_rows(point: SweepPoint, folder: Path) -> list[dict[str, Any]]:
+    """Rows of a point's own run.
+
+    Raises:
+        BadInput: the folder has another run, or one without a row for each method.
+    """
+    found = results.read_summary(folder)
+    given, run = resolved(point.config), found["config"]
+    other = sorted(name for name in given.keys() & run.keys() - ELSEWHERE if _plain(given[name]) != run[name])
+    rows: list[dict[str, Any]] = found["rows"]
+    if not other and {str(row.get("method")) for row in rows if "lossless" in row} >= set(point.config.methods):
+        return rows
+    said = f"has another {other[0]}" if other else "lacks a method"
+    raise BadInput(
+        f"the run in {folder} is not that of {values_text(point.values)} (it {said}); remove it, and it is made again"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A setting as it is read from JSON."""
+    return json.loads(json.dumps(value))
 
 
 def _lossy(point: SweepPoint, out: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from testbed.assets.fingerprints import model_fingerprint
 from testbed.config import save
 from testbed.errors import BadInput, ConfigError
 from testbed.experiments.sweep import run as sweep_run
-from testbed.experiments.sweep.grid import load_sweep, points, run_sweep
+from testbed.experiments.sweep.grid import SweepConfig, load_sweep, points, run_sweep
 from testbed.models.bundle import bundled
 from tests.support.heads import head_files
 from tests.support.refusals import refuse
@@ -69,6 +70,37 @@ def test_a_payload_needs_a_profile_with_sizes(channel: str, tmp_path: Path) -> N
     text = f"run: {{channel: '{channel}', methods: [greedy]}}\ngrid: {{payload: [rejection]}}"
     with pytest.raises(BadInput, match="profile"):
         points(load_sweep(written(tmp_path, text)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepConfig, Path]:
+    """A sweep of two points."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = load_sweep(written(folder, f"run: {RUN}\ngrid: {{window: [4, 8]}}"))
+    run_sweep(config, folder / "out", lambda *_: None)
+    return config, folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda mine, other: mine | {"rows": []}, "lacks a method"),
+        (lambda mine, other: mine | {"rows": mine["rows"][:1]}, "lacks a method"),
+        (lambda mine, other: mine | {"rows": [{"method": row["method"]} for row in mine["rows"]]}, "lacks a method"),
+        (lambda mine, other: other, "has another window"),
+    ],
+)
+def test_a_finished_point_of_something_else_is_refused(
+    finished: tuple[SweepConfig, Path], harm: Any, said: str, tmp_path: Path
+) -> None:
+    """It was left out, ended the sweep with a traceback, or stood in the place of another one."""
+    config, out = finished
+    shutil.copytree(out, tmp_path / "out")
+    (tmp_path / "out" / "summary.json").unlink()
+    mine, other = (tmp_path / "out" / "points" / point.key / "summary.json" for point in points(config))
+    mine.write_text(json.dumps(harm(*(json.loads(path.read_text()) for path in (mine, other)))))
+    with pytest.raises(BadInput, match=f"is not that of window=4 \\(it {said}"):
+        run_sweep(config, tmp_path / "out", lambda *_: None)
 
 
 def test_rows_repeat_to_the_byte_and_passes_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
 from testbed.experiments.cell.rows import document
@@ -33,6 +34,22 @@ MOVES = (
 )  # fmt: skip
 """The same where there are several cells."""
 OF_THE_CELL = ("uplink_utilisation", "busy_share", "jain")
+
+_Known = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
+"""A figure, finite; None: it is not known."""
+_Delays = msgspec.defstruct("_Delays", [("mean", _Known)])
+_Group = msgspec.defstruct(
+    "_Group",
+    [
+        ("group", str),
+        ("ues", Annotated[int, msgspec.Meta(ge=0)]),
+        *((name, _Known | _Delays if name == "message_delay_s" else _Known) for name in (*FIGURES, *MEANS)),
+        *((name, _Known, None) for name in MOVES),
+    ],
+)
+_Whole = msgspec.defstruct("_Whole", [("bound_by", str), *((name, _Known) for name in OF_THE_CELL)])
+_Kept = msgspec.defstruct("_Kept", [("rows", list[_Group]), ("cell", _Whole)])  # type: ignore[valid-type]
+"""What rows are made of in the document of a run that was kept."""
 
 
 class CellSweepConfig(Config, frozen=True):
@@ -89,8 +106,15 @@ def _run(cell: CellConfig, out: Path | None, spread: Spread) -> dict[str, Any]:
 
     if out is None:
         return run()
-    key = hashlib.blake2b(msgspec.json.encode(cell), digest_size=10).hexdigest()
-    return kept(out / f"{key}.json", dict[str, Any], run)
+    path = out / f"{hashlib.blake2b(msgspec.json.encode(cell), digest_size=10).hexdigest()}.json"
+    found = kept(path, dict[str, Any], run)
+    try:
+        msgspec.convert(found, _Kept)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"{path} is damaged ({exc}); remove it, and its result is computed again") from exc
+    if [row["group"] for row in found["rows"]] != [group.name for group in cell.ues]:
+        raise BadInput(f"{path} is of other groups; remove it, and its result is computed again")
+    return found
 
 
 def _group_row(rows: Sequence[Row]) -> Row:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 from scipy import stats
 
 from testbed.channel.radio.config import RadioConfig
+from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.grid import sweep as swept
 from testbed.experiments.cell.grid.sweep import CellSweepConfig, sweep_cell
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.plots.cell import write_sweep
+from tests.support.refusals import refuse
 
 CELL = CellConfig(
     seconds=4.0,
@@ -72,3 +76,21 @@ def test_finished_runs_are_kept_and_processes_give_the_same_rows(
     assert [row["ues.*.prompt"] for row in rows[::2]] == [(50, 50), (300, 300)]
     monkeypatch.setattr(swept, "run_cell", None)
     assert sweep_cell(config, tmp_path / "runs", 1, nothing) == rows
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda found: found | {"cell": {}}, "damaged"),
+        (lambda found: found | {"rows": found["rows"][:1]}, "of other groups"),
+        (lambda found: found | {"rows": [{"group": "fh", "ues": 2}, found["rows"][1]]}, "damaged"),
+        (lambda found: found | {"rows": [found["rows"][0] | {"goodput_tps": "1"}, found["rows"][1]]}, "damaged"),
+        (lambda found: found | {"rows": [found["rows"][0] | {"goodput_tps": 1e301}, found["rows"][1]]}, "damaged"),
+    ],
+)
+def test_a_damaged_result_is_an_error_of_one_line(harm: Any, said: str, tmp_path: Path) -> None:
+    config = CellSweepConfig(cell=CELL, repeats=1)
+    sweep_cell(config, tmp_path, 1, nothing)
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps(harm(json.loads(path.read_text()))))
+    refuse(lambda: sweep_cell(config, tmp_path, 1, nothing), BadInput, said, "remove it")
