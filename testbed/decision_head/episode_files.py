@@ -13,6 +13,8 @@ from testbed.errors import BadInput
 INDICES = ("prompt", "order", "position", "draft_id", "target_id", "prompt_len")
 STATES = {"drafter_hidden": 0, "target_hidden": 1, "drafter_after": 0, "target_after": 1}
 """Arrays of states, and whose: the drafter's, the target's."""
+MOST_STATE = 1e9
+"""Largest size of a hidden state's entry."""
 
 
 def check_chunk(arrays: Mapping[str, NDArray[Any]], widths: tuple[int, int]) -> None:
@@ -22,7 +24,8 @@ def check_chunk(arrays: Mapping[str, NDArray[Any]], widths: tuple[int, int]) -> 
         widths: d_d and d_t.
 
     Raises:
-        BadInput: missing or further arrays, other kinds or shapes, or indices that cannot be.
+        BadInput: missing or further arrays, other kinds or shapes, indices that cannot be, or states that are not
+            finite or far too large.
     """
     known = {*INDICES, *STATES, "prefix_start", "prefix_ids"}
     if set(arrays) != known:
@@ -32,6 +35,8 @@ def check_chunk(arrays: Mapping[str, NDArray[Any]], widths: tuple[int, int]) -> 
         _check_indices(name, arrays[name], (count,))
     for name, whose in STATES.items():
         _expect(name, arrays[name], "f", (count, widths[whose]))
+        if not (np.abs(arrays[name].astype(np.float32)) <= MOST_STATE).all():  # nor is NaN
+            raise BadInput(f"{name} has states that are not finite, or above {MOST_STATE:g}: collect them again")
     starts, ids = arrays["prefix_start"], arrays["prefix_ids"]
     _check_indices("prefix_start", starts, (count + 1,))
     _check_indices("prefix_ids", ids, (ids.size,))

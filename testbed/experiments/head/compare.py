@@ -7,10 +7,10 @@ Problems are decoded in blocks, each kept in a file, so that an interrupted comp
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.memo import MemoEngine
 from testbed.experiments.runs.memo_drafter import MemoDrafter, depends_on_passes
 from testbed.experiments.runs.prepare import Prompt, Workload, prepare
+from testbed.files import file_bytes
 from testbed.intervals import Bootstrap
 from testbed.llama.origin import states_fingerprint
 from testbed.models.bundle import head_directory
@@ -60,13 +61,28 @@ class HeadSetting(NamedTuple):
 
     def key(self, threshold: float) -> str:
         """Key of its outcomes in a block."""
-        return f"{self.name} {self.directory} {self.channel} {threshold:g}"
+        return f"{self.name} {self.directory} {self.channel} {threshold!r}"
+
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Rounds = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class ProblemBlock(msgspec.Struct, frozen=True):
     """Outcomes of some problems: right, tokens and rounds of each, by key of the setting and θ."""
 
-    outcomes: dict[str, tuple[list[bool], list[int], list[int]]]
+    outcomes: dict[str, tuple[list[bool], list[Tokens], list[Rounds]]]
+
+    def check(self, keys: Collection[str], count: int) -> None:
+        """Check that there are outcomes of all settings and problems.
+
+        Raises:
+            BadInput: some are missing.
+        """
+        if not set(keys) <= self.outcomes.keys():
+            raise BadInput("it lacks outcomes of a head or θ")
+        if any(len(column) != count for columns in self.outcomes.values() for column in columns):
+            raise BadInput(f"it has not {count} outcomes of each")
 
 
 class ProblemSplit(NamedTuple):
@@ -76,6 +92,10 @@ class ProblemSplit(NamedTuple):
     work: Workload
     starts: Sequence[int]
     """First problem of each block."""
+
+    def size(self, start: int) -> int:
+        """Number of problems of the block that begins at `start`."""
+        return min(BLOCK, len(self.work.prompts) - start)
 
 
 def compare(config: CompareConfig, out: Path, progress: Progress) -> dict[str, Any]:
@@ -99,11 +119,26 @@ def compare(config: CompareConfig, out: Path, progress: Progress) -> dict[str, A
                     progress(done, len(todo), "blocks")
                     bench = CompareBench(config, target, split, *models)
                     kept(paths[split.name, start], ProblemBlock, lambda b=bench, i=start: b.block(settings, i))  # type: ignore[misc]
+        keys = [STRICT, *(one.key(threshold) for one in settings for threshold in config.thresholds)]
         found = {
-            name: [msgspec.json.decode(paths[name, start].read_bytes(), type=ProblemBlock) for start in starts]
-            for name, _, starts in splits
+            split.name: [_block(paths[split.name, start], keys, split.size(start)) for start in split.starts]
+            for split in splits
         }
     return _document(config, settings, found)
+
+
+def _block(path: Path, keys: Collection[str], count: int) -> ProblemBlock:
+    """A block that was kept.
+
+    Raises:
+        BadInput: it is damaged.
+    """
+    try:
+        found: ProblemBlock = msgspec.json.decode(file_bytes(path), type=ProblemBlock)
+        found.check(keys, count)
+    except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise BadInput(f"{path} is damaged ({exc}); remove it, and its problems are decoded again") from exc
+    return found
 
 
 def _settings(config: CompareConfig, target: Target) -> list[HeadSetting]:
@@ -111,6 +146,8 @@ def _settings(config: CompareConfig, target: Target) -> list[HeadSetting]:
         raise BadInput("give at least one head")
     found = []
     for name, directories in config.heads.items():
+        if len(set(directories)) < len(directories):
+            raise BadInput(f"{name} names a directory twice: training seeds have one each")
         for directory in directories:
             head = load_head(head_directory(directory))
             check_fits(head.info, target_fingerprint=states_fingerprint(target.path))

@@ -16,7 +16,7 @@ from testbed.assets.hub import may_download
 from testbed.errors import BadInput
 from testbed.experiments.inputs.chat_prompts import chat_prompts
 from testbed.experiments.inputs.formats import Example, NoPrompt, examples_of
-from testbed.files import MOST_BYTES
+from testbed.files import MOST_BYTES, regular_bytes
 from testbed.models.edits import edits
 from testbed.models.problems import SPLITS, generate
 
@@ -30,6 +30,8 @@ BUNDLED_SEED = 2026
 """Seed of the bundled calibration and test problems; training uses other seeds and another split."""
 MOST_LINE, MOST_EXAMPLES = 2**24, 2**20
 """Largest number of characters of a line, and of examples."""
+COMPRESSED = (".gz", ".parquet")
+"""Ends of the names of files that may be far larger than they look."""
 PARQUET_ROWS = 256
 """Rows of a parquet file that are read at a time."""
 
@@ -92,10 +94,11 @@ def _generated(split: str, count: int) -> tuple[Example, ...]:
 
 def _file(path: Path) -> Iterator[tuple[str, Any]]:
     """Rows of a file with their places, read as far as they are asked for: of parquet, of a list in JSON, or lines."""
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-        return
     try:
+        regular_bytes(path)
+        if path.suffix == ".parquet":
+            yield from _parquet(path)
+            return
         with _text(path) as file:
             lines = iter(lambda: file.readline(MOST_LINE + 1), "")
             numbered = ((i, line) for i, line in enumerate(lines, 1) if line.strip())

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import BUNDLED, load_dataset
+from testbed.experiments.inputs.datasets import BUNDLED, COMPRESSED, load_dataset
 from testbed.experiments.inputs.scorers import SCORERS, expected
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import REQUESTS, ROUNDS, read_requests, read_rounds
@@ -199,9 +199,22 @@ def labels(paths: Sequence[Path]) -> list[tuple[Path, str]]:
 def shown_of(path: Path, label: str) -> Shown:
     """Read a directory with a `summary.json`."""
     document = results.read_summary(path)
-    folders = [path / POINTS / str(row["point"]) if row.get("point") else path for row in document["rows"]]
+    folders = [_folder(path, row.get("point")) for row in document["rows"]]
     parts = [RowSource(row, folder) for row, folder in zip(document["rows"], folders, strict=True)]
     return Shown(path, label, document, parts)
+
+
+def _folder(path: Path, point: Any) -> Path:
+    """Folder of a row's files: that of its point, by name.
+
+    Raises:
+        BadInput: its name leads elsewhere.
+    """
+    if not point:
+        return path
+    if not isinstance(point, str) or point != Path(point).name or point == "..":
+        raise BadInput(f"{path}: a row's point is no folder in {POINTS}, but {point!r:.80}")
+    return path / POINTS / point
 
 
 def _columns(path: Path, read: Any, method: str) -> dict[str, NDArray[Any]] | None:
@@ -223,13 +236,15 @@ def _check_below(values: NDArray[Any], most: int) -> None:
 
 
 def _local(dataset: str) -> str:
-    """The name of a data set that a report may read: bundled, or a regular file that is not too large.
+    """The name of a data set that a report may read: bundled, or a regular file that is not too large or compressed.
 
     Raises:
-        BadInput: it is neither: a directory of somebody else's must not choose what is downloaded or never ends.
+        BadInput: it is none of these: a directory of somebody else's must not choose what is downloaded, never ends or
+            fills the memory.
     """
     path = Path(dataset)
-    if dataset.startswith(BUNDLED) or (path.is_file() and path.stat().st_size <= MOST_BYTES):
+    plain = path.suffix not in COMPRESSED and path.is_file() and path.stat().st_size <= MOST_BYTES
+    if dataset.startswith(BUNDLED) or plain:
         return dataset
     raise BadInput(f"{dataset} is no data set that a report reads")
 

@@ -6,7 +6,6 @@ A predictor is a directory: `predictor.json` (`PredictorInfo`) and `predictor.np
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from testbed.errors import BadInput
 from testbed.files import file_bytes, make_folder, whole_file
 from testbed.ue.drafters.base import DraftToken
+from testbed.ue.windows.predictor_files import check_arrays, check_layers, check_shares
 from testbed.unpacked import npz_arrays
 
 FEATURES = ("top1", "entropy", "margin", "logit_std", "position")
@@ -101,12 +101,7 @@ class PredictorMlp:
         count = sum(name.startswith("w") for name in arrays)
         self._weights = [np.ascontiguousarray(arrays[f"w{i}"], np.float64) for i in range(count)]
         self._biases = [np.ascontiguousarray(arrays[f"b{i}"], np.float64) for i in range(count)]
-        sizes = [w.shape for w in self._weights]
-        joints = [a[1] == b[0] for a, b in itertools.pairwise(sizes)]
-        if not count or sizes[0][0] != len(FEATURES) or sizes[-1][1] != 1 or not all(joints):
-            raise ValueError(f"layers of {sizes}")
-        if [b.shape for b in self._biases] != [(w[1],) for w in sizes]:
-            raise ValueError("biases do not fit their layers")
+        check_layers(self._weights, self._biases, len(FEATURES))
         self._hidden = list(zip(self._weights[:-1], self._biases[:-1], strict=True))
         self._last, self._bias = self._weights[-1][:, 0].copy(), float(self._biases[-1][0])
 
@@ -232,9 +227,11 @@ class RejectionPredictor:
         """
         if info.schema != 1 or info.features != FEATURES:
             raise BadInput(f"this version reads predictors of schema 1 that see {', '.join(FEATURES)}")
+        check_shares(recall=info.recall, threshold=info.threshold)
         self.info = info
         self.arrays = dict(arrays)
         try:
+            check_arrays({**arrays, "platt": np.array(info.platt)})
             self._scorer: Scorer = FORMS[info.form](arrays)
         except (KeyError, ValueError, TypeError, IndexError, RecursionError) as exc:
             raise BadInput(f"the arrays of predictor {info.model} do not make one: {exc}") from exc

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,34 @@ def test_an_unfinished_comparison_resumes_and_another_one_is_refused(config: Com
 def test_what_cannot_be_compared_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         CompareConfig(**({"heads": {"a": ["bundled"]}} | given))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda found: found[:100],
+        lambda found: found.replace(b"strict", b"other"),
+        lambda found: found.replace(b'"strict":[[', b'"strict":[[true,'),
+        lambda found: re.sub(rb'("strict":.*?\]),\[(\d+),(\d+)\],\[\d+,', rb"\1,[\2,\3],[0,", found, count=1),
+        lambda found: re.sub(rb'("strict":.*?\]),\[\d+,', rb"\1,[-5,", found, count=1),
+        lambda found: re.sub(rb'("strict":.*?\]),\[\d+,', rb"\1,[" + b"9" * 30 + b",", found, count=1),
+    ],
+)
+def test_a_damaged_block_is_an_error_of_one_line(config: CompareConfig, out: Path, harm: Any, tmp_path: Path) -> None:
+    """Figures were not numbers, or a traceback ended the comparison."""
+    shutil.copytree(out, tmp_path / "out")
+    path = tmp_path / "out" / "test-00000.json"
+    before = path.read_bytes()
+    path.write_bytes(harm(before))
+    assert path.read_bytes() != before
+    with pytest.raises(BadInput, match=r"test-00000\.json is damaged"):
+        compare(config, tmp_path / "out", lambda *_: None)
+
+
+def test_a_training_seed_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    twice = CompareConfig(heads={"a": ["bundled", "bundled"]}, **SMALL)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="a names a directory twice"):
+        compare(twice, tmp_path / "a", lambda *_: None)
 
 
 def test_theta_is_not_chosen_on_problems_that_it_is_reported_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.formats import Example
+from tests.support.refusals import refuse
 
 NATALIA = {
     "question": "Natalia sold clips to 48 of her friends in April, and then half as many in May. How many in all?",
@@ -122,3 +124,10 @@ def test_the_bundled_splits() -> None:
 def test_an_unknown_split_is_told_the_known_ones() -> None:
     with pytest.raises(BadInput, match=r"no bundled data set 'tests'; known: .*bundled:calibration, bundled:test"):
         load_dataset("bundled:tests")
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz", "data.parquet"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    """A results folder that names one held `rerun` for ever."""
+    os.mkfifo(tmp_path / name)
+    refuse(lambda: load_dataset(str(tmp_path / name)), BadInput, "not a regular file")

@@ -168,6 +168,11 @@ def test_what_is_no_predictor_is_refused(tmp_path: Path) -> None:
         ("mlp", {"w0": np.zeros((4, 1)), "b0": np.zeros(1)}),
         ("mlp", {"w0": np.zeros((5, 3)), "b0": np.zeros(3), "w1": np.zeros((2, 1)), "b1": np.zeros(1)}),
         ("mlp", {"w0": np.zeros((5, 1)), "b0": np.zeros(2)}),
+        ("mlp", {"w0": np.zeros((5, 1, 7)), "b0": np.zeros(1)}),
+        ("mlp", {"w0": np.full((5, 1), np.nan), "b0": np.zeros(1)}),
+        ("mlp", {"w0": np.zeros((5, 1)), "b0": np.full(1, np.inf)}),
+        ("mlp", {"w0": np.full((5, 1), 1e300), "b0": np.zeros(1)}),
+        ("trees", {"value": np.full(3, np.nan)}),
     ],
 )
 def test_arrays_that_make_no_model_are_refused(form: str, change: Arrays) -> None:
@@ -189,6 +194,19 @@ def test_a_tree_of_too_many_leaves_is_refused() -> None:
     }
     with pytest.raises(BadInput, match="more than 64 leaves"):
         RejectionPredictor(info("trees"), arrays)
+
+
+@pytest.mark.parametrize("name", ["recall", "threshold"])
+@pytest.mark.parametrize("value", [-0.1, 7.0, float("nan")])
+def test_shares_of_a_predictor_are_such(name: str, value: float) -> None:
+    with pytest.raises(BadInput, match=f"{name} of a predictor lies in 0..1"):
+        RejectionPredictor(info("trees", **{name: value}), stump(0.2, 0.9).arrays)
+
+
+@pytest.mark.parametrize("platt", [(float("nan"), 0.0), (1.0, 1e300)])
+def test_a_calibration_that_is_no_number_is_refused(platt: tuple[float, float]) -> None:
+    with pytest.raises(BadInput, match="platt has values"):
+        RejectionPredictor(info("trees", platt=platt), stump(0.2, 0.9).arrays)
 
 
 def test_another_drafter_is_refused_in_one_line() -> None:
