@@ -13,7 +13,8 @@ from testbed.channel.link import Link, ZmqLink, new_identity
 from testbed.clock import Clock
 from testbed.errors import BadInput
 from testbed.ue.client import Client
-from testbed.ue.failover import FailoverClient, StationLink
+from testbed.ue.failover import FailoverClient
+from testbed.ue.waiting.stations import StationLink
 
 
 def addresses(bs: str) -> list[str]:

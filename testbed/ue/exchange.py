@@ -18,6 +18,7 @@ from testbed.protocols.messages import Busy, Draft, Fault, Hidden, NeedHidden, O
 from testbed.ue.client import RESEND_S, Client
 from testbed.ue.records import RoundRecord, remaining
 from testbed.ue.waiting.patience import Patience
+from testbed.ue.waiting.reported import ReportedTimes
 from testbed.ue.windows.joining import JoiningWindow
 
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
@@ -26,8 +27,7 @@ SLOWEST_BPS = 1e6
 MOST_ROUND = 2**31
 """Verdicts of later rounds are dropped: another BS has to count on from there."""
 SILENCE_S = 10.0
-"""First wait for the next token of a BS that decodes alone before the session is opened again, if no token has come so
-far; doubled each time."""
+"""First wait for the first token of a BS that decodes alone before the session is opened again; doubled each time."""
 PATIENCE = 4
 """The same wait afterwards, at least `RESEND_S`, relative to the longest time between tokens so far."""
 
@@ -95,7 +95,7 @@ class SessionExchanges:
     ) -> None:
         self._client, self._clock, self._number = client, client.clock, number
         self._open_session, self._refused, self._reveal = open_, refused, reveal
-        self._unanswered = 0
+        self._times, self._unanswered = ReportedTimes(self._clock.time()), 0
         """Drafts, and windows for a stream, that the BS may answer with a `Resync` each."""
         self.ahead: OutgoingWindow | None = None
         """The window that was sent ahead, after the one whose verdict is awaited."""
@@ -120,12 +120,10 @@ class SessionExchanges:
         self._unanswered += 1
 
     async def verdict(self, window: OutgoingWindow, patience: Patience | None = None) -> Exchange:
-        """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes.
+        """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes, or nothing is
+        left of `patience` (default: the client's timeout).
 
         The round before is judged, so that the window is sent again without its guess: a BS that is behind answers.
-
-        Args:
-            patience: what is left for it; default: the client's timeout.
 
         Raises:
             LinkTimeout: no verdict in that time.
@@ -149,7 +147,8 @@ class SessionExchanges:
             if isinstance(message, Verdict) and message.round == number and message.base_len in places:
                 self._unanswered = int(self.ahead is not None and self.ahead.known)
                 sent_s = start_s if window.sent_s is None else window.sent_s
-                return Exchange(message, packet.arrays, self._clock.time() - sent_s, reveal_s, down, sent_s)
+                took_s = self._clock.time() - sent_s
+                return Exchange(self._times.of_window(message, took_s), packet.arrays, took_s, reveal_s, down, sent_s)
             if isinstance(message, NeedHidden) and message.round == number and questions:
                 questions -= 1
                 with contextlib.suppress(ProtocolError):  # an invalid question is dropped, as if lost
@@ -229,6 +228,7 @@ class SessionExchanges:
                     now_s, self._unanswered = self._clock.time(), 0
                     since_s = start_s if self._opening else max(start_s, self._opened_s)
                     self._longest_s = 0.0 if longest_s is None else max(longest_s, now_s - since_s)
+                    message = self._times.alone(message, now_s)
                     return Exchange(message, packet.arrays, now_s - start_s, 0.0, down, start_s)
                 if behind > 0 and not self._opening:  # verdicts come in order: the awaited one was lost
                     await self.open(draft.round)
@@ -287,14 +287,14 @@ def record_of(
     draft_s, up_s, queue_s, verify_s, judge_s, down_s = remaining(
         hidden_s, draft.draft_s, half_s, verdict.queue_s, verdict.verify_s, verdict.judge_s, half_s
     )
-    known_s = draft_s + up_s + queue_s + verify_s + judge_s + down_s
     return RoundRecord(
         round=draft.round, protocol=kind, base_len=draft.base_len, csi=draft.csi, drafted=count, committed=committed,
         accepted=verdict.accepted, kept=verdict.kept, candidates=verdict.candidates, queried=verdict.queried,
         batch_size=verdict.batch_size, others_drafted=verdict.others_drafted, gap=verdict.gap, hint=verdict.window,
         draft_s=draft_s, wasted_s=window.drafting_s * (1 - verdict.accepted / paid) if paid else 0.0,
         link_s=up_s + down_s, queue_s=queue_s, verify_s=verify_s, judge_s=judge_s,
-        overhead_s=max(0.0, end_s - begin_s - known_s), hidden_s=hidden_s,
+        hidden_s=hidden_s,
+        overhead_s=max(0.0, end_s - begin_s - (draft_s + up_s + queue_s + verify_s + judge_s + down_s)),
         uplink_bytes=window.sent_bytes, downlink_bytes=exchange.downlink_bytes,
         begin_s=begin_s, sent_s=exchange.sent_s, verdict_s=exchange.sent_s + exchange.seconds, end_s=end_s,
     )  # fmt: skip

@@ -11,70 +11,29 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
-from testbed.channel.link import Link
 from testbed.clock import Clock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
-from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Welcome, difference
+from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome, difference
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
+from testbed.ue.waiting.stations import StationLink, StationState
 
 LOG = logging.getLogger(__name__)
 PROBE_S = 1.0
 """Interval between probes."""
 STEADY_S = 3.0
 """Time for which an earlier station must have answered before it serves again."""
-SLOWEST_BPS = 1e6
-"""Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
 PROBES = 2**62
 """First token of the pings used as probes."""
 EPOCH = 2**40
 """Offset added to session numbers at every change of station."""
-
-
-class StationLink(NamedTuple):
-    """A station's address and the link to it."""
-
-    address: str
-    link: Link
-
-
-@dataclass
-class StationState:
-    """State of one station."""
-
-    address: str
-    link: Link
-    welcome: Welcome | None = None
-    """None: not greeted yet, or silent since."""
-    refused: str = ""
-    """Why it cannot serve."""
-    heard_s: float = -math.inf
-    since_s: float = math.inf
-    """Time since which it has answered without interruption."""
-    sent_bytes: int = 0
-    """Bytes sent since its last message."""
-
-    def hear(self, now_s: float) -> None:
-        """Note that a message arrived."""
-        self.heard_s, self.sent_bytes = now_s, 0
-        self.since_s = min(self.since_s, now_s)
-
-    def lose(self) -> None:
-        """Note that it cannot serve before it has answered a greeting again."""
-        self.welcome, self.since_s = None, math.inf
-
-    def silent(self, now_s: float, silence_s: float) -> bool:
-        """Whether it has been silent for `silence_s` plus the time that sent data takes."""
-        return now_s - self.heard_s > silence_s + 8 * self.sent_bytes / SLOWEST_BPS
 
 
 class FailoverClient(Client):
@@ -99,7 +58,7 @@ class FailoverClient(Client):
         self._at = self._epoch = 0
         self._probes = itertools.count(PROBES)
         self._hello: Hello | None = None
-        self._news = asyncio.Event()
+        self._news, self._asking = asyncio.Event(), asyncio.Lock()
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
 
@@ -160,7 +119,10 @@ class FailoverClient(Client):
             LinkTimeout: no message in time; says why no other station serves, if one answers.
         """
         try:
-            return await super().receive(session, timeout_s)
+            packet = await super().receive(session, timeout_s)
+            if session >= 0 and isinstance(packet.message, Fault) and await self._leaves():
+                return Packet(Resync(session=session, reason=packet.message.reason), {}, 0)
+            return packet
         except LinkTimeout as exc:
             if refused := self._refused():
                 raise LinkTimeout(f"{self.serving} is silent, and {refused}") from exc
@@ -274,6 +236,17 @@ class FailoverClient(Client):
                 LOG.warning("%s serves in place of %s", station.address, self.serving)
                 self._serve_from(i)
                 return
+
+    async def _leaves(self) -> bool:
+        """Leave a station that serves something else since the greeting, as after a restart, for another one; returns
+        whether another one serves.
+        """
+        at = self._at
+        async with self._asking:
+            if at == self._at and await self.trouble(PROBE_S) and at == self._at:
+                self._stations[at].lose()
+                self._choose(self.clock.time())
+            return self._at != at
 
     def _refused(self) -> str:
         """Why no other station serves although one answers; empty: none answers, or the serving one does."""

@@ -18,6 +18,7 @@ from testbed.ue.client import RESEND_S, Client
 from testbed.ue.exchange import SILENCE_S, SLOWEST_BPS
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import Progress
+from testbed.ue.waiting.reported import ReportedTimes
 
 
 async def decode_remotely(
@@ -90,6 +91,7 @@ class _TokenStream:
 
     def __init__(self, client: Client, request: Open, ids: dict[str, AnyArray], accept_slower: bool) -> None:
         self._client, self._request, self._ids, self._accept_slower = client, request, ids, accept_slower
+        self._times = ReportedTimes(client.clock.time())
         self._session: int | None = None
         self._position = self._received = 0
         self._confirmed, self._answer_s = False, RESEND_S
@@ -120,7 +122,7 @@ class _TokenStream:
                 self._position += 1
                 if self._position > self._received:
                     self._received += 1
-                    return message, packet.size_bytes
+                    return self._times.alone(message, self._client.clock.time()), packet.size_bytes
                 self._progress(self._position)
             elif isinstance(message, Opened):
                 self._progress(0)

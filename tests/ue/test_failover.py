@@ -19,7 +19,7 @@ from testbed.bs.judging.head import BudgetJudge
 from testbed.bs.server import BaseStation
 from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock, within
-from testbed.errors import LinkTimeout, ModelError
+from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY, protocol
 from testbed.protocols.messages import Busy
 from testbed.protocols.methods import Ahead, run_method
@@ -27,10 +27,11 @@ from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
 from testbed.ue import failover
 from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.failover import FailoverClient, StationLink, StationState
+from testbed.ue.failover import FailoverClient
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
+from testbed.ue.waiting.stations import StationLink, StationState
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.heads import random_head
@@ -317,6 +318,33 @@ async def test_a_station_that_turns_out_different_later_does_not_take_over() -> 
             with pytest.raises(LinkTimeout, match=f"{where.addresses[0]} is silent, and .*serves another model"):
                 await decode(client, "greedy", 100, progress)
         assert where.rounds()[1] == 0
+
+
+@pytest.mark.parametrize("method", ["greedy", TARGET_ONLY])
+async def test_a_station_that_serves_something_else_after_a_restart_is_left_for_another_one(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ended although the standby served what had been greeted."""
+    monkeypatch.setattr("testbed.ue.target_only.SILENCE_S", 0.5)
+    async with site() as where, roaming(where, 4.0) as client:
+
+        def progress(record: RoundRecord) -> None:
+            if record.round == 2:
+                first = where.bss[0]._intake
+                first.offer = replace(first.offer, weights="other")
+                for session in list(first.sessions):
+                    first.sessions.lose(session, "a restart")
+
+        assert (await decode(client, method, 40, progress)).token_ids == own(PROMPT, 40)
+        assert client.moves == [where.addresses[1]]
+        assert (await decode(client, method, 20)).token_ids == own(PROMPT, 20)
+
+
+async def test_a_request_that_a_station_refuses_is_refused_and_moves_nobody() -> None:
+    async with site() as where, roaming(where) as client:
+        with pytest.raises(ProtocolError, match="token ids must lie in"):
+            await decode(client, TARGET_ONLY, 4, prompt=[VOCAB + 5])
+        assert client.moves == []
 
 
 async def test_beside_a_different_station_the_serving_one_may_be_silent_for_a_while() -> None:

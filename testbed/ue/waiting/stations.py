@@ -1,0 +1,50 @@
+"""What a UE knows of the base stations among which it chooses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from testbed.channel.link import Link
+from testbed.protocols.messages import Welcome
+
+SLOWEST_BPS = 1e6
+"""Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
+
+
+class StationLink(NamedTuple):
+    """A station's address and the link to it."""
+
+    address: str
+    link: Link
+
+
+@dataclass
+class StationState:
+    """State of one station."""
+
+    address: str
+    link: Link
+    welcome: Welcome | None = None
+    """None: not greeted yet, or silent since."""
+    refused: str = ""
+    """Why it cannot serve."""
+    heard_s: float = -math.inf
+    since_s: float = math.inf
+    """Time since which it has answered without interruption."""
+    sent_bytes: int = 0
+    """Bytes sent since its last message."""
+
+    def hear(self, now_s: float) -> None:
+        """Note that a message arrived."""
+        self.heard_s, self.sent_bytes = now_s, 0
+        self.since_s = min(self.since_s, now_s)
+
+    def lose(self) -> None:
+        """Note that it cannot serve before it has answered a greeting again."""
+        self.welcome, self.since_s = None, math.inf
+
+    def silent(self, now_s: float, silence_s: float) -> bool:
+        """Whether it has been silent for `silence_s` plus the time that sent data takes."""
+        return now_s - self.heard_s > silence_s + 8 * self.sent_bytes / SLOWEST_BPS
