@@ -58,6 +58,8 @@ class FailoverClient(Client):
         self._at = self._epoch = 0
         self._probes = itertools.count(PROBES)
         self._hello: Hello | None = None
+        self._asked_s: float | None = None
+        """Since when sessions have waited without an answer to any; None: none waits."""
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
@@ -118,6 +120,8 @@ class FailoverClient(Client):
         Raises:
             LinkTimeout: no message in time; says why no other station serves, if one answers.
         """
+        if session >= 0 and self._asked_s is None:
+            self._asked_s = self.clock.time()
         try:
             packet = await super().receive(session, timeout_s)
             if session >= 0 and isinstance(packet.message, Fault) and await self._leaves():
@@ -200,6 +204,7 @@ class FailoverClient(Client):
             epoch, session = divmod(session, EPOCH)
             if epoch != self._epoch:
                 return
+            self._asked_s = None
             if epoch:
                 packet = Packet(replace(message, session=session), packet.arrays, packet.size_bytes)
         mailbox = self._mail.get(session)
@@ -216,6 +221,10 @@ class FailoverClient(Client):
                 if station.silent(now_s, self._silence_s):
                     station.lose()
                 await self._probe(station)
+            if not any(mailbox.awaited for session, mailbox in self._mail.items() if session >= 0):
+                self._asked_s = None
+            elif self._asked_s is not None and now_s - self._asked_s > self.timeout_s / 2:
+                self._avoid(self._stations[self._at], now_s)
             if self.welcome is not None:
                 self._choose(now_s)
             await self.clock.sleep(PROBE_S)
@@ -232,10 +241,18 @@ class FailoverClient(Client):
         for i, station in enumerate(self._stations):
             if i == self._at or station.welcome is None:
                 continue
-            if gone or (i < self._at and now_s - station.since_s >= STEADY_S):
+            steady = now_s - station.since_s >= STEADY_S and now_s >= station.avoided_s
+            if gone or (i < self._at and steady):
                 LOG.warning("%s serves in place of %s", station.address, self.serving)
                 self._serve_from(i)
                 return
+
+    def _avoid(self, station: StationState, now_s: float) -> None:
+        """Leave the serving station, which answers handshakes but no request, if there is another one."""
+        if any(one.welcome is not None for one in self._stations if one is not station):
+            LOG.warning("%s has answered no request for %.0f s", station.address, self.timeout_s / 2)
+            station.avoided_s = now_s + self.timeout_s
+            station.lose()
 
     async def _leaves(self) -> bool:
         """Leave a station that serves something else since the greeting, as after a restart, for another one; returns
@@ -262,7 +279,7 @@ class FailoverClient(Client):
         left = self._stations[self._at]
         left.welcome = None  # greeted again on return, so that it frees this UE's sessions
         self._at, self._link = number, self._stations[number].link
-        self._epoch += 1
+        self._epoch, self._asked_s = self._epoch + 1, None
         if self.welcome is not None:
             self.moves.append(self.serving)
             self._moved_on(f"{self.serving} serves now")

@@ -21,7 +21,8 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock, within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY, protocol
-from testbed.protocols.messages import Busy
+from testbed.protocols.codec import decode_uplink
+from testbed.protocols.messages import Busy, Draft, Open
 from testbed.protocols.methods import Ahead, run_method
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
@@ -338,6 +339,26 @@ async def test_a_station_that_serves_something_else_after_a_restart_is_left_for_
         assert (await decode(client, method, 40, progress)).token_ids == own(PROMPT, 40)
         assert client.moves == [where.addresses[1]]
         assert (await decode(client, method, 20)).token_ids == own(PROMPT, 20)
+
+
+@pytest.mark.parametrize("method", ["greedy", TARGET_ONLY])
+async def test_a_station_that_answers_handshakes_only_is_left_for_another_one(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request waited for its whole timeout, and ended beside a station that would have served it."""
+    async with site() as where, roaming(where, 4.0) as client:
+        link = client._stations[0].link
+        send = link.send
+
+        async def lose(frames: Any) -> int:
+            message = decode_uplink([bytes(frame) for frame in frames]).message
+            return 0 if isinstance(message, Open | Draft) else await send(frames)
+
+        monkeypatch.setattr(link, "send", lose)
+        assert (await decode(client, method, 20)).token_ids == own(PROMPT, 20)
+        assert client.moves == [where.addresses[1]]
+        await asyncio.sleep(2.0)
+        assert client.serving == where.addresses[1]  # which it does not take over from at once
 
 
 async def test_a_request_that_a_station_refuses_is_refused_and_moves_nobody() -> None:

@@ -33,6 +33,8 @@ class StationState:
     heard_s: float = -math.inf
     since_s: float = math.inf
     """Time since which it has answered without interruption."""
+    avoided_s: float = -math.inf
+    """Until then it takes over from no other one, since it has answered handshakes but no request."""
     sent_bytes: int = 0
     """Bytes sent since its last message."""
 
