@@ -58,10 +58,18 @@ class RowSource:
 
     @cached_property
     def requests(self) -> dict[str, NDArray[Any]] | None:
-        """Columns of its requests [n], sorted by request; None: no file of requests."""
+        """Columns of its requests [n], sorted by request; None: no file of requests.
+
+        Raises:
+            BadInput: the row counts others.
+        """
         found = _columns(self.directory / REQUESTS, read_requests, str(self.row["method"]))
         if found is None:
             return None
+        if (said := self.row.get("requests")) is not None and said != len(found["request"]):
+            raise BadInput(
+                f"{self.directory}: a row of {said} requests, of which {REQUESTS} has {len(found['request'])}"
+            )
         order = np.argsort(found["request"], kind="stable")
         return {name: values[order] for name, values in found.items()}
 

@@ -35,3 +35,14 @@ def test_a_report_unpacks_no_data_set(name: str, known: bool, tmp_path: Path) ->
     source.__dict__["requests"] = asked
     found = source.right({"dataset": str(tmp_path / name), "scorer": "number"})
     assert (found is not None and found.tolist() == [1.0]) if known else found is None
+
+
+def test_rows_that_count_other_requests_than_their_files_are_refused(tmp_path: Path) -> None:
+    path = make_sweep(tmp_path / "sweep") / "summary.json"
+    (shown,) = load_shown([path.parent])
+    assert all(part.requests is not None for part in shown.parts)
+    document = json.loads(path.read_text())
+    document["rows"][0]["requests"] = 10**6
+    path.write_text(json.dumps(document))
+    (shown,) = load_shown([path.parent])
+    refuse(lambda: shown.parts[0].requests, BadInput, "a row of 1000000 requests, of which requests.parquet has")

@@ -229,7 +229,8 @@ def test_rows_of_a_small_sweep_are_unfolded_and_of_a_large_one_folded(
 def save_categories(directory: Path, count: int) -> Path:
     """A run with one request in each category."""
     figures = {"requests": 1, "latency_s": 0.5, "tokens": 3.0}
-    rows = [row(method, categories={f"c{i}": figures for i in range(count)}) for method in ("target-only", "greedy")]
+    names = {f"c{i}": figures for i in range(count)}
+    rows = [row(method, categories=names, requests=count) for method in ("target-only", "greedy")]
     save_run(directory, rows, rounds=False)
     requests = [
         {"method": r["method"], "request": i, "prompt_len": 5, "tokens": 3, "rounds": 2, "latency_s": 0.5,
