@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 COLUMNS = ("t_s", "uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "snr_db")
 OUTAGE_MBPS = 1e-3
 """Lower limit of the rates that `Trace.csi` returns, used for outages: a `Csi` needs positive rates."""
+LATEST_S = 1e9
+"""Largest time of a sample [s]."""
 LONE_SAMPLE_S = 1.0
 """Duration of a trace with one sample."""
 
@@ -208,6 +210,8 @@ def _fault(columns: Mapping[str, Array]) -> tuple[int, str] | None:
     if not later.all():
         i = int(np.argmin(later))
         return i, f"t_s must increase, but {t_s[i]:g} comes after {t_s[i - 1]:g}"
+    if math.isfinite(t_s[-1]) and t_s[-1] > LATEST_S:
+        return len(t_s) - 1, f"t_s must be at most {LATEST_S:g}, not {t_s[-1]:g}"
     for name, values in columns.items():
         if name == "snr_db":
             good, asked = ~np.isinf(values), "must be finite, or empty where unknown"

@@ -99,6 +99,7 @@ def test_means_are_over_time_and_over_what_is_known() -> None:
         ([0.0, 1.0, 1.0], {}, "sample 2: t_s must increase, but 1 comes after 1"),
         ([0.0, math.nan], {}, "sample 1: t_s must increase"),
         ([0.0, math.inf], {}, "sample 1: t_s must be finite"),
+        ([0.0, 1.7e308], {}, "sample 1: t_s must be at most 1e\\+09, not"),
         ([0.0, 1.0], {"uplink_mbps": [1.0, -1.0]}, "sample 1: uplink_mbps must be finite and not negative, not -1"),
         ([0.0, 1.0], {"rtt_ms": [math.nan, 1.0]}, "sample 0: rtt_ms"),
         ([0.0, 1.0], {"per_down": [0.0, 1.0]}, r"sample 1: per_down must lie in \[0, 1\), not 1"),
