@@ -119,20 +119,18 @@ class SessionExchanges:
         window.known = True
         self._unanswered += 1
 
-    async def verdict(self, window: OutgoingWindow, patience: Patience | None = None) -> Exchange:
-        """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes, or nothing is
-        left of `patience` (default: the client's timeout).
+    async def verdict(self, window: OutgoingWindow) -> Exchange:
+        """Send a window if it was not sent ahead, and answer what the BS asks until its verdict comes.
 
         The round before is judged, so that the window is sent again without its guess: a BS that is behind answers.
 
         Raises:
-            LinkTimeout: no verdict in that time.
+            LinkTimeout: no verdict, and no progress towards it, within the client's timeout.
             AdmissionError: the BS cannot guarantee the speed.
             ProtocolError: the BS refuses.
         """
         start_s, reveal_s, down, unknown, number = self._clock.time(), 0.0, 0, 0, window.draft.round
-        patience = patience or self._client.patience()
-        questions = 1  # that the BS may ask, whenever it receives the window
+        patience, questions = self._client.patience(), 1  # one question, each time that the BS receives the window
         window.draft, places = replace(window.draft, guess=None), (None, window.draft.base_len)
         if not window.known:
             await self.send(window)
@@ -222,15 +220,14 @@ class SessionExchanges:
             message, down = packet.message, down + packet.size_bytes
             if isinstance(message, Verdict) and message.round <= MOST_ROUND:
                 behind = message.round - draft.round if message.base_len is None else message.base_len - draft.base_len
-                if behind == 0 and message.accepted and not stream:
-                    await self.open(draft.round)  # of a window that the UE has dropped
-                elif behind == 0:
+                if behind == 0 and (stream or not message.accepted):
                     now_s, self._unanswered = self._clock.time(), 0
                     since_s = start_s if self._opening else max(start_s, self._opened_s)
                     self._longest_s = 0.0 if longest_s is None else max(longest_s, now_s - since_s)
                     message = self._times.alone(message, now_s)
                     return Exchange(message, packet.arrays, now_s - start_s, 0.0, down, start_s)
-                if behind > 0 and not self._opening:  # verdicts come in order: the awaited one was lost
+                if behind == 0 or (behind > 0 and not self._opening):  # of a dropped window; verdicts come in order
+                    await patience.pause()
                     await self.open(draft.round)
             if isinstance(message, Resync) and unknown:
                 unknown -= 1
@@ -256,6 +253,7 @@ class SessionExchanges:
         if isinstance(packet.message, Fault):
             raise ProtocolError(f"the BS refuses: {packet.message.reason}")
         if isinstance(packet.message, Opened):
+            patience.admitted()
             self.opened_bytes, self._opening = self.opened_bytes + packet.size_bytes, False
             return Packet(packet.message, {}, 0)
         return packet

@@ -23,7 +23,7 @@ from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pon
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
-from testbed.ue.waiting.stations import StationLink, StationState
+from testbed.ue.waiting.stations import StationLink, StationState, common
 
 LOG = logging.getLogger(__name__)
 PROBE_S = 1.0
@@ -70,7 +70,7 @@ class FailoverClient(Client):
         return self._stations[self._at].address
 
     async def connect(self, tokenizer: str, vocab_size: int) -> Welcome:
-        """Greet all stations; the first in order that answers serves.
+        """Greet all stations; the first in order that answers serves. Returns its welcome, with what all can do.
 
         Raises:
             LinkTimeout: no station answers.
@@ -99,8 +99,7 @@ class FailoverClient(Client):
         for i, station in enumerate(self._stations):
             if i not in greeted:
                 LOG.warning("%s does not answer; it may serve later", station.address)
-        self.welcome = self._stations[self._at].welcome
-        assert self.welcome is not None
+        self.welcome = common([one.welcome for one in self._stations if one.welcome is not None])
         return self.welcome
 
     async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
@@ -188,6 +187,8 @@ class FailoverClient(Client):
             check_welcome(welcome, station.address)
         except ModelError as exc:
             return str(exc)
+        if self.welcome is not None and common([self.welcome, welcome]) != self.welcome:
+            return f"{station.address} takes shorter windows, fewer tokens or fewer protocols than were greeted"
         known = [(s.address, s.welcome) for s in self._stations if s is not station and s.welcome is not None]
         if self.welcome is not None:
             known.append((self.serving, self.welcome))

@@ -17,7 +17,6 @@ from testbed.protocols.ranges import check_accepted
 from testbed.protocols.sampling import GREEDY, Sampling
 from testbed.ue.client import Client
 from testbed.ue.exchange import NOTHING, OutgoingWindow, SessionExchanges
-from testbed.ue.waiting.patience import Patience
 
 LOG = logging.getLogger(__name__)
 SHOWN = 8
@@ -88,10 +87,10 @@ async def _gap(client: Client, asked: Open, prefix: list[int], output: int, targ
     """Logit of the target's token after `prefix` minus that of the other of the two tokens; with coupled sampling,
     noise included. Infinite, with a warning, if the BS does not say.
     """
-    gap, patience = 0.0, client.patience()
+    gap = 0.0
     try:
         for token in (output, target):
-            verdict = await _verdict(client, asked, np.asarray(prefix, np.int32), token, patience)
+            verdict = await _verdict(client, asked, np.asarray(prefix, np.int32), token)
             check_accepted(verdict, drafted=1)
             if verdict.accepted == 0:
                 gap = float("inf") if math.isnan(verdict.gap) else max(gap, verdict.gap)
@@ -101,7 +100,7 @@ async def _gap(client: Client, asked: Open, prefix: list[int], output: int, targ
     return gap
 
 
-async def _verdict(client: Client, asked: Open, prefix: NDArray[np.int32], token: int, patience: Patience) -> Verdict:
+async def _verdict(client: Client, asked: Open, prefix: NDArray[np.int32], token: int) -> Verdict:
     """Verdict on one token, from a session of its own."""
     number = client.new_session()
 
@@ -113,7 +112,7 @@ async def _verdict(client: Client, asked: Open, prefix: NDArray[np.int32], token
     window = OutgoingWindow(draft, {"ids": np.array([token], np.int32)}, NOTHING, client.clock.time())
     try:
         await exchanges.open(0)
-        return (await exchanges.verdict(window, patience)).verdict
+        return (await exchanges.verdict(window)).verdict
     finally:
         client.end_session(number)
         await client.send(Close(session=number))

@@ -132,8 +132,7 @@ class _TokenStream:
                 await self._send()
             elif isinstance(message, Resync) or (isinstance(message, Verdict) and message.round > self._position):
                 await self.close()  # the session or a token was lost
-                if isinstance(message, Resync):
-                    await self._patience.rest(message)
+                await (self._patience.rest(message) if isinstance(message, Resync) else self._patience.pause())
                 await self._begin()
             elif not isinstance(message, Verdict):
                 reason = message.reason if isinstance(message, Fault) else type(message).__name__

@@ -16,7 +16,7 @@ from testbed.clock import WallClock, within
 from testbed.errors import LinkTimeout
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, pack_positions
-from testbed.protocols.messages import Draft, Hidden, Message, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.messages import Busy, Draft, Hidden, Message, NeedHidden, Open, Opened, Resync, Verdict
 from testbed.synthetic import next_token
 from testbed.ue import exchange
 from testbed.ue.client import Client
@@ -180,6 +180,55 @@ async def test_a_bs_that_loses_the_session_again_and_again_is_named_with_its_rea
         await within(5.0, session.verdict(window))
     await connection.close()
     assert link.requests <= 2 * (2 + 1.0 / LEAST_REST_S)
+
+
+async def test_a_bs_whose_verdicts_never_fit_is_not_asked_without_a_pause() -> None:
+    """A stream was opened 2,700 times a second, each time with its whole prefix."""
+
+    def answer(message: Open, number: int) -> Iterable[Any]:
+        yield Opened(session=message.session, length=3)
+        yield replace(answered(round_=5, base_len=99).message, session=message.session)
+
+    link = Link(answer)
+    connection = Client(link, WallClock(), 1, 1.0)
+    await connection.connect("", VOCAB)
+    number = connection.new_session()
+    opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=1)
+    session = SessionExchanges(
+        connection, number, lambda _: connection.send(opening), lambda _: None, lambda drafted, asked: {}
+    )
+    await session.open(0)
+    with pytest.raises(LinkTimeout, match="within 1 s"):
+        await within(5.0, session.listen(Draft(session=number, round=0, base_len=3), stream=True))
+    await connection.close()
+    assert link.requests <= 4 + 1.1 / LEAST_REST_S
+
+
+async def test_a_bs_that_admits_late_has_the_whole_time_again() -> None:
+    """A session was given up with the reason for which it had been refused before."""
+
+    def answer(message: Open | Draft, number: int) -> Iterable[Any]:
+        if number == 0:
+            yield Busy(session=message.session, reason="full", retry_s=0.7)
+        elif isinstance(message, Open):
+            yield Opened(session=message.session, length=3)
+        else:
+            yield from (Resync(session=-1) for _ in range(30))
+            yield replace(answered(base_len=3).message, session=message.session)
+
+    link = Link(answer, (Open, Draft))
+    connection = Client(link, WallClock(), 1, 1.0)
+    await connection.connect("", VOCAB)
+    number = connection.new_session()
+    opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=1)
+    session = SessionExchanges(
+        connection, number, lambda _: connection.send(opening), lambda _: None, lambda drafted, asked: {}
+    )
+    await session.open(0)
+    window = window_of(0)
+    window.draft = replace(window.draft, session=number)
+    assert (await within(5.0, session.verdict(window))).verdict.token == 1
+    await connection.close()
 
 
 async def test_a_round_that_no_other_base_station_could_count_on_from_is_dropped() -> None:

@@ -305,6 +305,20 @@ async def test_stations_that_do_not_serve_the_same_are_refused_in_one_line(chang
         assert "\n" not in str(caught.value)
 
 
+async def test_what_all_stations_take_is_greeted() -> None:
+    """The next one refused windows that the first takes, and the run ended."""
+    async with site() as where:
+        second = where.bss[1]._intake
+        second.offer = replace(second.offer, max_window=3)
+        async with roaming(where) as client:
+            assert client.welcome is not None and client.welcome.max_window == 3
+        where.relays[1].down = True
+        async with roaming(where) as client:
+            assert client.welcome is not None and client.welcome.max_window > 3
+            where.relays[1].down = False
+            await until(lambda: "takes shorter windows" in client._stations[1].refused)
+
+
 async def test_a_station_that_turns_out_different_later_does_not_take_over() -> None:
     async with site() as where:
         where.relays[1].down = True

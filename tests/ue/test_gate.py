@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -164,18 +163,16 @@ async def test_a_bs_that_only_confirms_holds_the_gate_for_no_longer_than_the_tim
     assert found is not None and found.gap == float("inf") and not found.tie
 
 
-async def test_both_questions_share_one_timeout() -> None:
-    """Each had a whole one, and the first took most of its own."""
+async def test_each_question_has_the_timeout() -> None:
+    """A slow base station that answers both in time was said to be lossy, since they shared one."""
 
     def answer(message: Open | Draft, number: int) -> Iterable[Any]:
         if isinstance(message, Draft):
-            yield from (Opened(session=message.session, length=1) for _ in range(35))
+            yield from (Resync(session=-1) for _ in range(35))
             yield verdict(message)
 
-    begun_s = asyncio.get_running_loop().time()
     found = await behind(answer)
-    assert found is not None and found.gap == float("inf")
-    assert asyncio.get_running_loop().time() - begun_s < 1.4
+    assert found is not None and found.gap == 2.5
 
 
 async def test_a_gap_that_is_no_number_is_no_tie() -> None:

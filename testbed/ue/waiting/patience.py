@@ -22,7 +22,7 @@ class Patience:
     """
 
     def __init__(self, clock: Clock, timeout_s: float, rest: Callable[[float], Awaitable[bool]]) -> None:
-        self._clock, self._timeout_s, self._rest = clock, timeout_s, rest
+        self._clock, self._timeout_s, self._rest, self._admitted = clock, timeout_s, rest, False
         self.begin()
 
     def begin(self) -> None:
@@ -37,6 +37,19 @@ class Patience:
     def heard(self) -> None:
         """Note an answer that is no progress."""
         self._why = self._why or "it answered, but not this request"
+
+    def admitted(self) -> None:
+        """Note that the BS admits the request, which is progress the first time."""
+        if not self._admitted:
+            self.begin()
+        self._admitted = True
+        self.heard()
+
+    async def pause(self) -> None:
+        """Wait for a moment before a request is sent again, but for the first time since the last progress."""
+        if self._times:
+            await self._rest(min(LEAST_REST_S, self.left_s))
+        self._times += 1
 
     async def rest(self, message: Busy | Resync) -> None:
         """Wait before a request is sent again: as long as a BS asks, at most until another one serves.

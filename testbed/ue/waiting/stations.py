@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from testbed.channel.link import Link
 from testbed.protocols.messages import Welcome
 
 SLOWEST_BPS = 1e6
 """Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
+
+
+def common(welcomes: Sequence[Welcome]) -> Welcome:
+    """The first of several stations' welcomes, with the windows, tokens and protocols that all of them take."""
+    first = welcomes[0]
+    return replace(
+        first,
+        max_window=min(one.max_window for one in welcomes),
+        max_positions=min(one.max_positions for one in welcomes),
+        protocols=tuple(kind for kind in first.protocols if all(kind in one.protocols for one in welcomes)),
+    )
 
 
 class StationLink(NamedTuple):
