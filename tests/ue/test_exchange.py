@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,24 @@ async def test_the_time_on_the_link_is_part_of_the_exchange_whatever_a_base_stat
     assert 0 <= found.link_s <= found.seconds < 5.0
 
 
+@contextlib.asynccontextmanager
+async def behind(link: Link) -> AsyncIterator[tuple[SessionExchanges, int]]:
+    """Exchanges of a session with a base station that answers as a test says, and its number."""
+    connection = Client(link, WallClock(), 1, 1.0)
+    try:
+        await connection.connect("", VOCAB)
+        number = connection.new_session()
+        opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=1)
+        yield (
+            SessionExchanges(
+                connection, number, lambda _: connection.send(opening), lambda _: None, lambda drafted, asked: {}
+            ),
+            number,
+        )
+    finally:
+        await connection.close()
+
+
 async def test_a_bs_that_loses_the_session_again_and_again_is_named_with_its_reason() -> None:
     """Of a BS that had answered thousands of times, "did not answer within 3.4e-05 s" was said."""
 
@@ -167,18 +186,11 @@ async def test_a_bs_that_loses_the_session_again_and_again_is_named_with_its_rea
             yield Resync(session=message.session, reason="no memory")
 
     link = Link(answer, (Open, Draft))
-    connection = Client(link, WallClock(), 1, 1.0)
-    await connection.connect("", VOCAB)
-    number = connection.new_session()
-    opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=1)
-    session = SessionExchanges(
-        connection, number, lambda _: connection.send(opening), lambda _: None, lambda drafted, asked: {}
-    )
-    window = window_of(2)
-    window.draft = replace(window.draft, session=number)
-    with pytest.raises(LinkTimeout, match=r"did not go on within 1 s: it lost the session \(no memory\)"):
-        await within(5.0, session.verdict(window))
-    await connection.close()
+    async with behind(link) as (session, number):
+        window = window_of(2)
+        window.draft = replace(window.draft, session=number)
+        with pytest.raises(LinkTimeout, match=r"did not go on within 1 s: it lost the session \(no memory\)"):
+            await within(5.0, session.verdict(window))
     assert link.requests <= 2 * (2 + 1.0 / LEAST_REST_S)
 
 
@@ -190,17 +202,10 @@ async def test_a_bs_whose_verdicts_never_fit_is_not_asked_without_a_pause() -> N
         yield replace(answered(round_=5, base_len=99).message, session=message.session)
 
     link = Link(answer)
-    connection = Client(link, WallClock(), 1, 1.0)
-    await connection.connect("", VOCAB)
-    number = connection.new_session()
-    opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=1)
-    session = SessionExchanges(
-        connection, number, lambda _: connection.send(opening), lambda _: None, lambda drafted, asked: {}
-    )
-    await session.open(0)
-    with pytest.raises(LinkTimeout, match="within 1 s"):
-        await within(5.0, session.listen(Draft(session=number, round=0, base_len=3), stream=True))
-    await connection.close()
+    async with behind(link) as (session, number):
+        await session.open(0)
+        with pytest.raises(LinkTimeout, match="within 1 s"):
+            await within(5.0, session.listen(Draft(session=number, round=0, base_len=3), stream=True))
     assert link.requests <= 4 + 1.1 / LEAST_REST_S
 
 
@@ -217,18 +222,11 @@ async def test_a_bs_that_admits_late_has_the_whole_time_again() -> None:
             yield replace(answered(base_len=3).message, session=message.session)
 
     link = Link(answer, (Open, Draft))
-    connection = Client(link, WallClock(), 1, 1.0)
-    await connection.connect("", VOCAB)
-    number = connection.new_session()
-    opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=1)
-    session = SessionExchanges(
-        connection, number, lambda _: connection.send(opening), lambda _: None, lambda drafted, asked: {}
-    )
-    await session.open(0)
-    window = window_of(0)
-    window.draft = replace(window.draft, session=number)
-    assert (await within(5.0, session.verdict(window))).verdict.token == 1
-    await connection.close()
+    async with behind(link) as (session, number):
+        await session.open(0)
+        window = window_of(0)
+        window.draft = replace(window.draft, session=number)
+        assert (await within(5.0, session.verdict(window))).verdict.token == 1
 
 
 async def test_a_round_that_no_other_base_station_could_count_on_from_is_dropped() -> None:

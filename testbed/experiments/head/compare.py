@@ -23,7 +23,7 @@ from testbed.bs.judging.head import HeadJudge
 from testbed.config import RunConfig
 from testbed.decision_head.head import DecisionHead, check_fits, load_head
 from testbed.errors import BadInput
-from testbed.experiments.head.config import CompareConfig
+from testbed.experiments.head.config import CompareConfig, check_seeds
 from testbed.experiments.head.equal_loss import Reals, Tradeoff, at_equal_loss
 from testbed.experiments.head.judged import JudgedSetup, decode_judged
 from testbed.experiments.inputs.pair import target_for
@@ -144,10 +144,9 @@ def _block(path: Path, keys: Collection[str], count: int) -> ProblemBlock:
 def _settings(config: CompareConfig, target: Target) -> list[HeadSetting]:
     if not config.heads:
         raise BadInput("give at least one head")
+    check_seeds(config.heads)
     found = []
     for name, directories in config.heads.items():
-        if len(set(directories)) < len(directories):
-            raise BadInput(f"{name} names a directory twice: training seeds have one each")
         for directory in directories:
             head = load_head(head_directory(directory))
             check_fits(head.info, target_fingerprint=states_fingerprint(target.path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -11,6 +12,7 @@ from testbed.channel.csi import Csi
 from testbed.config import Config
 from testbed.decision_head.settings import Quality
 from testbed.errors import BadInput
+from testbed.models.bundle import head_directory
 from testbed.options import option
 
 THRESHOLDS = (2, 4, 6, 8, 11, 14, 18, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -145,3 +147,15 @@ class CompareConfig(JudgedPairConfig, frozen=True, kw_only=True):
             raise BadInput(f"thresholds must increase within (0, 1], not {self.thresholds}")
         for one in self.channels:
             _ = one.csi  # refuses what no link has
+
+
+def check_seeds(heads: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a head that names a directory twice, however it is spelled: its training seeds would not be independent.
+
+    Raises:
+        BadInput: a head does.
+        ModelError: there is no such directory.
+    """
+    for name, directories in heads.items():
+        if len({head_directory(one).resolve() for one in directories}) < len(directories):
+            raise BadInput(f"{name} names a directory twice: training seeds have one each")

@@ -16,7 +16,7 @@ from testbed.channel.csi import Csi
 from testbed.decision_head.evaluate import under
 from testbed.decision_head.head import DecisionHead
 from testbed.errors import BadInput
-from testbed.experiments.head.config import CompareConfig
+from testbed.experiments.head.config import CompareConfig, check_seeds
 from testbed.experiments.head.equal_loss import Tradeoff, at_equal_loss
 from testbed.experiments.head.steps import Labelled, fitting, labelled
 from testbed.protocols.quantise import degrade
@@ -33,6 +33,7 @@ def compare_labelled(config: CompareConfig) -> dict[str, Any]:
     """
     if not config.heads or config.episodes is None:
         raise BadInput("give at least one head, and labelled episodes")
+    check_seeds(config.heads)
     data = labelled(Path(config.episodes))
     if data.critical.all() or not data.critical.any():
         raise BadInput(f"all mismatches of {config.episodes} are of one kind: collect more prompts")
@@ -41,7 +42,7 @@ def compare_labelled(config: CompareConfig) -> dict[str, Any]:
     for channel in config.channels:
         curves = {name: [tradeoff(head, data, channel.csi) for head in ours] for name, ours in heads.items()}
         for points in config.losses:
-            found = at_equal_loss(curves, points, config.seed)
+            found = at_equal_loss(curves, points, config.seed, most=1.0)
             rows += [msgspec.structs.asdict(channel) | row | {"mismatches": len(data.found)} for row in found]
     return {"rows": rows}
 

@@ -89,7 +89,9 @@ def non_decreasing(values: Reals) -> Reals:
     return found
 
 
-def at_equal_loss(heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: int = 0) -> list[dict[str, Any]]:
+def at_equal_loss(
+    heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: int = 0, most: float = math.inf
+) -> list[dict[str, Any]]:
     """One row per head: `value`, its gain at a loss of `points`, mean over its seeds; `reached`, whether all seeds lose
     that much at their largest θ; and, except for the first head, `difference` to the first with a verdict. Value and
     difference have intervals (`_low`, `_high`).
@@ -100,6 +102,7 @@ def at_equal_loss(heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: 
 
     Args:
         heads: one trade-off per training seed, all over the same problems; seeds of two heads are paired in order.
+        most: largest gain that there can be, 1 of shares; the least is 0.
     """
     first = next(iter(heads.values()))
     count = len(first[0].lost_of)
@@ -110,12 +113,12 @@ def at_equal_loss(heads: Mapping[str, Sequence[Tradeoff]], points: float, seed: 
     rows = []
     for name, here in found.items():
         row: dict[str, Any] = {"head": name, "seeds": len(here.whole), "problems": count, "points": points}
-        row |= _columns("value", _open(_over_seeds(here.whole, here.drawn), False, here.ends))
+        row |= _columns("value", _open(_over_seeds(here.whole, here.drawn, 0.0, most), False, here.ends))
         row["reached"] = here.reached
         if here is not base:
             pairs = range(min(len(here.whole), len(base.whole)))
             differences = [here.whole[i] - base.whole[i] for i in pairs]
-            gain = _over_seeds(differences, [here.drawn[i] - base.drawn[i] for i in pairs])
+            gain = _over_seeds(differences, [here.drawn[i] - base.drawn[i] for i in pairs], -most, most)
             gain = _open(gain, base.ends, here.ends)
             row |= _columns("difference", gain) | {"verdict": compared(gain)}
         rows.append(row)
@@ -143,15 +146,15 @@ def _open(found: Interval, low: bool, high: bool) -> Interval:
     return Interval(found.value, -math.inf if low else found.low, math.inf if high else found.high)
 
 
-def _over_seeds(values: Sequence[float], drawn: Sequence[Reals]) -> Interval:
-    """Mean over seeds, with an interval over problems and seeds."""
+def _over_seeds(values: Sequence[float], drawn: Sequence[Reals], least: float, most: float) -> Interval:
+    """Mean over seeds, with an interval over problems and seeds within what is possible."""
     mean, resampled = float(np.mean(values)), np.mean(drawn, axis=0)
     if len(values) == 1:
         low, high = span(resampled).tolist()
         return Interval(mean, low, high)
     variance = float(resampled.var()) + float(np.var(values, ddof=1)) / len(values)
     half = student_t(len(values) - 1) * math.sqrt(variance)
-    return Interval(mean, mean - half, mean + half)
+    return Interval(mean, max(mean - half, least), min(mean + half, most))
 
 
 def _columns(name: str, found: Interval) -> dict[str, float | None]:

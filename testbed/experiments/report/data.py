@@ -222,7 +222,9 @@ def _folder(path: Path, point: Any) -> Path:
         return path
     if not isinstance(point, str) or point != Path(point).name or point == "..":
         raise BadInput(f"{path}: a row's point is no folder in {POINTS}, but {point!r:.80}")
-    return path / POINTS / point
+    if (folder := path / POINTS / point).is_symlink():
+        raise BadInput(f"{folder} is a link, which may lead anywhere")
+    return folder
 
 
 def _columns(path: Path, read: Any, method: str) -> dict[str, NDArray[Any]] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.bs.judging.registry import JUDGES
-from testbed.config import resolved
+from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput, GateError
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed
@@ -143,7 +143,8 @@ def _kept_rows(point: SweepPoint, folder: Path) -> list[dict[str, Any]]:
     """
     found = results.read_summary(folder)
     given, run = resolved(point.config), found["config"]
-    other = sorted(name for name in given.keys() & run.keys() - ELSEWHERE if _plain(given[name]) != run[name])
+    shared = given.keys() & set(RunConfig.__struct_fields__) - ELSEWHERE
+    other = sorted(name for name in shared if _plain(given[name]) != run.get(name))
     rows: list[dict[str, Any]] = found["rows"]
     if not other and {str(row.get("method")) for row in rows if "lossless" in row} >= set(point.config.methods):
         return rows

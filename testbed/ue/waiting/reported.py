@@ -10,7 +10,7 @@ from testbed.protocols.messages import Verdict
 
 LOG = logging.getLogger(__name__)
 TOLERANCE, TOLERANCE_S = 1e-6, 1e-3
-"""By how much times of the BS's clock may exceed those of the UE's."""
+"""Relative excess, and excess in seconds, of reported over measured times that is left to the clocks."""
 
 
 class ReportedTimes:
@@ -26,8 +26,13 @@ class ReportedTimes:
 
     def of_window(self, verdict: Verdict, seconds: float) -> Verdict:
         """A verdict whose queue, verification and judging took no longer than its exchange, and none less than 0."""
-        parts_s = [max(0.0, part) for part in (verdict.queue_s, verdict.verify_s, verdict.judge_s)]
-        if (sum_s := sum(parts_s)) > seconds * (1 + TOLERANCE) + TOLERANCE_S:
+        told_s = (verdict.queue_s, verdict.verify_s, verdict.judge_s)
+        parts_s = [max(0.0, part) for part in told_s]
+        sum_s = sum(parts_s)
+        if sum_s <= seconds * (1 + TOLERANCE) + TOLERANCE_S:
+            if min(told_s) >= 0:
+                return verdict
+        else:
             if not self._told:
                 LOG.warning("the BS reports work of %.3g s in %.3g s: its times are cut", sum_s, seconds)
             self._told, parts_s = True, [part * max(0.0, seconds) / sum_s for part in parts_s]

@@ -16,8 +16,10 @@ from testbed.decision_head.head import load_head, save_head
 from testbed.errors import BadInput
 from testbed.experiments.head.compare import compare
 from testbed.experiments.head.config import CompareConfig, ConstantLink, Goal, TuneConfig
+from testbed.experiments.head.equal_harm import compare_labelled
 from testbed.experiments.head.tune import _try, load_problems
 from testbed.models.bundle import head_directory
+from tests.support.refusals import refuse
 
 THRESHOLDS = (1 / 64, 1 / 4)
 SMALL = {"first": 20, "calibration_prompts": 4, "prompts": 2, "engine": "transformers", "threads": 1}
@@ -105,9 +107,12 @@ def test_a_damaged_block_is_an_error_of_one_line(config: CompareConfig, out: Pat
 
 
 def test_a_training_seed_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    twice = CompareConfig(heads={"a": ["bundled", "bundled"]}, **SMALL)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="a names a directory twice"):
-        compare(twice, tmp_path / "a", lambda *_: None)
+    """However it is spelled, and where nothing is decoded, too."""
+    (tmp_path / "link").symlink_to(head_directory("bundled"))
+    for other in ("bundled", f"{head_directory('bundled')}/", str(tmp_path / "link")):
+        twice = CompareConfig(heads={"a": ["bundled", other]}, episodes=str(tmp_path), **SMALL)  # type: ignore[arg-type]
+        for run in (lambda: compare(twice, tmp_path / "a", lambda *_: None), lambda: compare_labelled(twice)):  # noqa: B023
+            refuse(run, BadInput, "a names a directory twice")
 
 
 def test_theta_is_not_chosen_on_problems_that_it_is_reported_on(tmp_path: Path) -> None:

@@ -89,3 +89,17 @@ def test_episodes_that_a_head_was_trained_on_are_said(tmp_path: Path, caplog: py
         evaluate_on(tmp_path / "head", where, Relabelling(), None)
         compare_labelled(CompareConfig(heads={"a": [str(tmp_path / "head")]}, episodes=str(where)))
         assert caplog.text.count("was trained on these episodes") == 2 * said
+
+
+def test_intervals_of_shares_over_training_seeds_are_of_shares(tmp_path: Path) -> None:
+    """Two heads of one kind had 0.174 [-2.60, 2.95]."""
+    files = labelled_files(tmp_path / "episodes", prompts=12)
+    paths: dict[str, list[str]] = {"one": [], "other": []}
+    for seed in range(4):
+        save_head(head(seed), tmp_path / str(seed))
+        paths["one" if seed < 2 else "other"].append(str(tmp_path / str(seed)))
+    rows = compare_labelled(CompareConfig(heads=paths, episodes=str(files), losses=(5.0, 30.0)))["rows"]
+    for name, least in (("value", 0.0), ("difference", -1.0)):
+        ends = [row[f"{name}_{end}"] for row in rows if name in row for end in ("low", "high")]
+        known = [end for end in ends if end is not None]
+        assert known and least <= min(known) <= max(known) <= 1

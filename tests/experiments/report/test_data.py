@@ -25,6 +25,14 @@ def test_a_point_is_a_folder_of_its_sweep(point: object, tmp_path: Path) -> None
     refuse(lambda: load_shown([path.parent]), BadInput, "a row's point is no folder in points")
 
 
+def test_a_point_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep")
+    point = sorted((sweep / "points").iterdir())[0]
+    point.rename(tmp_path / "elsewhere")
+    point.symlink_to(tmp_path / "elsewhere")
+    refuse(lambda: load_shown([sweep]), BadInput, "is a link")
+
+
 @pytest.mark.parametrize(("name", "known"), [("data.jsonl", True), ("data.jsonl.gz", False)])
 def test_a_report_unpacks_no_data_set(name: str, known: bool, tmp_path: Path) -> None:
     """One of 1.6 MB that a directory named took 1.9 GB."""

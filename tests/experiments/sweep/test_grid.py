@@ -88,6 +88,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepConfig, Pat
         (lambda mine, other: mine | {"rows": mine["rows"][:1]}, "lacks a method"),
         (lambda mine, other: mine | {"rows": [{"method": row["method"]} for row in mine["rows"]]}, "lacks a method"),
         (lambda mine, other: other, "has another window"),
+        (lambda mine, other: mine | {"config": {}}, "has another"),
     ],
 )
 def test_a_finished_point_of_something_else_is_refused(

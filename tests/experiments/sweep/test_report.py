@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from testbed import files
-from testbed.config import DemoConfig, save
+from testbed.config import DemoConfig, resolved, save
 from testbed.errors import BadInput
 from testbed.experiments.report import tables as report_tables
 from testbed.experiments.report.data import load_shown
@@ -156,7 +156,7 @@ def test_an_unfinished_sweep_is_reported_with_what_is_missing(tmp_path: Path) ->
            "threshold": None, "lossless": True, **dict.fromkeys(PARTS, 0.1)}  # fmt: skip
     for point in points(config)[:2]:
         (tmp_path / "points" / point.key).mkdir()
-        document = results.summary({}, 0, {}, [{**row, "window": point.config.window}])
+        document = results.summary(resolved(point.config), 0, {}, [{**row, "window": point.config.window}])
         results.write_summary(tmp_path / "points" / point.key, document)
     shown = load_all([tmp_path])
     assert (len(shown[0].parts), shown[0].missing) == (2, 1)

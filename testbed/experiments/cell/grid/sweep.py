@@ -35,8 +35,8 @@ MOVES = (
 """The same where there are several cells."""
 OF_THE_CELL = ("uplink_utilisation", "busy_share", "jain")
 
-_Known = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
-"""A figure, finite; None: it is not known."""
+_Known = Annotated[float, msgspec.Meta(ge=0, le=1e300)] | None
+"""A figure; None: it is not known."""
 _Delays = msgspec.defstruct("_Delays", [("mean", _Known)])
 _Group = msgspec.defstruct(
     "_Group",

@@ -84,6 +84,7 @@ def test_finished_runs_are_kept_and_processes_give_the_same_rows(
         (lambda found: found | {"cell": {}}, "damaged"),
         (lambda found: found | {"rows": found["rows"][:1]}, "of other groups"),
         (lambda found: found | {"rows": [{"group": "fh", "ues": 2}, found["rows"][1]]}, "damaged"),
+        (lambda found: found | {"rows": [found["rows"][0] | {"accuracy_lost": -1.0}, found["rows"][1]]}, "damaged"),
         (lambda found: found | {"rows": [found["rows"][0] | {"goodput_tps": "1"}, found["rows"][1]]}, "damaged"),
         (lambda found: found | {"rows": [found["rows"][0] | {"goodput_tps": 1e301}, found["rows"][1]]}, "damaged"),
     ],
