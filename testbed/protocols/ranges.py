@@ -151,13 +151,21 @@ def check_token(token: int, vocab_size: int) -> None:
 
 
 def check_accepted(verdict: Verdict, drafted: int) -> None:
-    """Check that a verdict accepts no more tokens than were drafted.
+    """Check that a verdict accepts, and counts as candidates, no more tokens than were drafted.
 
     Raises:
         ProtocolError: it does.
     """
     if not 0 <= verdict.accepted <= drafted:
         raise ProtocolError(f"verdict accepts {verdict.accepted} of {drafted} tokens")
+    if verdict.candidates > drafted or verdict.queried > max(1, drafted):
+        raise ProtocolError(
+            f"verdict has {verdict.candidates} candidates ({verdict.queried} queried) of {drafted} tokens"
+        )
+    if verdict.kept > min(verdict.accepted, verdict.candidates):
+        raise ProtocolError(
+            f"verdict keeps {verdict.kept} of {verdict.candidates} candidates, {verdict.accepted} tokens accepted"
+        )
 
 
 def _text(bound: float) -> str:

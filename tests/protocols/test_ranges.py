@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from testbed.errors import ProtocolError
 from testbed.protocols.messages import NO_HINT, VERSION, Downlink, Verdict, Welcome
-from testbed.protocols.ranges import RANGES, check_ranges
+from testbed.protocols.ranges import RANGES, check_accepted, check_ranges
 from tests.support.hostile.values import described
 
 COMPARED = {"session", "version", "Pong.token"}
@@ -47,3 +47,21 @@ def test_a_welcome_with_such_integers_is_refused(name: str, value: object) -> No
     check_ranges(Welcome(**sound))
     with pytest.raises(ProtocolError, match=f"{name} must lie in"):
         check_ranges(Welcome(**{**sound, name: value}))
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"accepted": 5}, "accepts 5 of 4"),
+        ({"candidates": 5}, "5 candidates"),
+        ({"candidates": 4, "queried": 5}, "5 queried"),
+        ({"accepted": 2, "candidates": 4, "kept": 3}, "keeps 3 of 4"),
+        ({"accepted": 4, "candidates": 2, "kept": 3}, "keeps 3 of 2"),
+    ],
+)
+def test_a_verdict_counts_no_more_tokens_than_were_drafted(counts: dict[str, int], words: str) -> None:
+    """Reports gave rates above 1 of what a base station had counted."""
+    check_accepted(Verdict(**VERDICT | {"accepted": 4, "candidates": 4, "queried": 4, "kept": 4}), 4)
+    check_accepted(Verdict(**VERDICT | {"queried": 1}), 0)
+    with pytest.raises(ProtocolError, match=words):
+        check_accepted(Verdict(**VERDICT | counts), 4)

@@ -109,6 +109,7 @@ async def test_each_progress_gives_the_bs_the_whole_time_again() -> None:
         ({"token": 16}, "token 16, outside"),
         ({"token": -1}, "token -1, outside"),
         ({"accepted": 2}, "accepts 2 of 0 tokens"),
+        ({"candidates": 1}, "1 candidates"),
     ],
 )
 async def test_what_is_no_token_of_the_vocabulary_is_refused(change: dict[str, int], words: str) -> None:
