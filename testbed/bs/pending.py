@@ -43,9 +43,11 @@ class Pending:
     """Acceptance rate α of this session, accepted / (accepted + first rejections); None: not measured yet."""
     accepted_share: float | None = None
     """Accepted / drafted tokens of this session; None: not measured yet."""
+    work_s: float = 0.0
+    """Verification time of this request and of those of its UE that waited when it arrived; 0: it has a guarantee."""
     turn_s: float = 0.0
-    """Time from the arrival within which its UE's part of the time that guarantees leave suffices for this request and
-    those of its UE before it; 0: it has a guarantee, or no session has one."""
+    """Time from the arrival within which its UE's part of the time that guarantees leave suffices for `work_s`; 0: it
+    has a guarantee, or no session has one. Each plan computes it anew."""
     ue: bytes = b""
     """UE that the session belongs to."""
     at_once: bool = False

@@ -22,10 +22,16 @@ TIMES = Coefficients(a=1e-3, b_compute=2e-7, b_read=5e-6, c=1e-2)
 
 
 def waiting(
-    name: str, prefix: int, computed: int = 0, draft: int = 4, speed_tps: float | None = 4.0, arrived_s: float = NOW_S
+    name: str,
+    prefix: int,
+    computed: int = 0,
+    draft: int = 4,
+    speed_tps: float | None = 4.0,
+    arrived_s: float = NOW_S,
+    ue: bytes = b"",
 ) -> Pending:
     request = VerifyRequest(name, np.zeros(prefix, np.int32), np.zeros(draft, np.int32))
-    return Pending(request, arrived_s, computed, speed_tps)
+    return Pending(request, arrived_s, computed, speed_tps, ue=ue)
 
 
 def took_s(batch: Sequence[Pending]) -> float:
@@ -80,6 +86,34 @@ def test_bounds_of_a_pass_bound_pieces() -> None:
     assert len(piece.request.prefix) == 448
     with pytest.raises(BadInput, match="a pass may last"):
         Slo(coefficients=TIMES, hold_s=-1.0)
+
+
+@pytest.mark.parametrize("speed_tps", [8.0, None])
+def test_late_prompts_without_a_guarantee_leave_a_place_to_those_of_other_ues(speed_tps: float | None) -> None:
+    """One UE's long prompts filled each pass, as long as it may last, until the last of them was computed: a UE with a
+    guarantee, whose prompt came later, was not served for 20 s.
+    """
+    plan = Slo(coefficients=TIMES, hold_s=0.25, spare_s=0.25)
+    crowd = [waiting(f"c{i}", 3800, 0, speed_tps=None, arrived_s=NOW_S - 9, ue=b"crowd") for i in range(50)]
+    short = waiting("short", 60, speed_tps=speed_tps, ue=b"other")
+    batch = plan.plan([*crowd, short], NOW_S)
+    (piece,) = cut(batch, [*crowd, short])
+    assert piece.ue == b"crowd" and short in batch  # whole
+    assert took_s([short, waiting("c", 3800).piece(len(piece.request.prefix) + PIECE)]) > 0.25 >= took_s(batch)
+    batch = plan.plan([*crowd, waiting("long", 3800, speed_tps=speed_tps, ue=b"other")], NOW_S)
+    sizes = [len(item.request.prefix) for item in batch]
+    assert len(sizes) == 2 and max(sizes) <= 2 * min(sizes)
+    batch = plan.plan(crowd, NOW_S)
+    assert took_s(batch) > 0.2 and len(batch) == 1  # alone, it has all the time
+
+
+@pytest.mark.parametrize("size", [2, 5, 12])
+def test_a_late_round_without_a_guarantee_keeps_those_of_no_ue_out_of_the_pass(size: int) -> None:
+    plan = Slo(coefficients=TIMES, hold_s=0.25, spare_s=0.25)
+    prompts = [waiting(f"c{i}", 3800, speed_tps=None, arrived_s=NOW_S - 9, ue=b"crowd") for i in range(20)]
+    rounds = [waiting(f"r{i}", 300, 299, speed_tps=None, ue=b"ue-%d" % i) for i in range(size)]
+    batch = plan.plan([*prompts, *rounds], NOW_S)
+    assert {item.ue for item in batch} == {b"crowd", *(one.ue for one in rounds)}
 
 
 ENTRIES = st.tuples(

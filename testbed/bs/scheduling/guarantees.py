@@ -132,23 +132,23 @@ class _Given:
         return [index for index in in_turn if index in found]
 
 
-def turn_s(sessions: SessionTable, session: Session, item: Pending, times: Coefficients, rest: float) -> float:
-    """Time within which a UE's part of the time left by guarantees suffices for its waiting requests without one: their
-    verification time over `rest`, divided equally among the UEs with such sessions. A deadline at the end of it makes
-    those requests a total bandwidth server (Spuri and Buttazzo, 1994): served by earliest deadline first, they take no
-    more than `rest` of the time from guaranteed ones.
+def work_s(sessions: SessionTable, session: Session, item: Pending, times: Coefficients) -> float:
+    """Verification time of a UE's waiting requests without a guarantee, a new one included.
+
+    Times n / U for n UEs with such sessions and the share U of the time that guarantees leave, it is the time within
+    which the UE's equal part of that share suffices for them. A deadline at the end of it makes those requests a total
+    bandwidth server (Spuri and Buttazzo, 1994): served by earliest deadline first, they take no more than U of the time
+    from guaranteed ones.
 
     Args:
-        session: the session of `item`, a new request of that UE.
-        rest: share of the time that guarantees leave.
+        session: the session of `item`, the new request.
     """
     waiting = [item]
     for other in sessions.ues.of(sessions.owner(session.key[0])):
         unbound = other.speed_tps is None and other is not session
         if unbound and other.current is not None and other.current.pending is not None:
             waiting.append(other.current.pending)
-    used_s = math.fsum(times.share_s(one.new_tokens, one.cached_tokens) for one in waiting)
-    return sessions.ues.without_guarantee / rest * used_s
+    return math.fsum(times.share_s(one.new_tokens, one.cached_tokens) for one in waiting)
 
 
 def _turn(session: Session) -> tuple[bool, float]:

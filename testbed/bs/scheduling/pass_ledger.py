@@ -15,7 +15,7 @@ from testbed.bs.scheduling.admission import Admission, Guarantees
 from testbed.bs.scheduling.averages import Averages, OverheadEstimator
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.guarantees import GuaranteeShares, turn_s
+from testbed.bs.scheduling.guarantees import GuaranteeShares, work_s
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.scheduling.slo_rules import geometric
 from testbed.bs.sessions import Key, Session, SessionTable
@@ -122,10 +122,16 @@ class PassLedger:
             request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share,
             ue=owner, at_once=round_.at_once,
         )  # fmt: skip
-        if speed_tps is None and self._estimator is not None and self._sessions.promised():
-            known = self._estimator.coefficients
-            found = replace(found, turn_s=turn_s(self._sessions, session, found, known, self._rest()))
-        return found
+        if speed_tps is None and self._estimator is not None:
+            found = replace(found, work_s=work_s(self._sessions, session, found, self._estimator.coefficients))
+        return self._in_turn([found])[0]
+
+    def _in_turn(self, pending: Sequence[Pending]) -> Sequence[Pending]:
+        """The requests with their `turn_s` beside the guarantees that are given now: those may have come later."""
+        if not self._sessions.promised():
+            return pending
+        stretch = self._sessions.ues.without_guarantee / self._rest()
+        return [item if item.speed_tps is not None else replace(item, turn_s=stretch * item.work_s) for item in pending]
 
     def _admission_now(self) -> Admission:
         """Admission with the pass times and the time between passes that were learnt."""
@@ -155,6 +161,7 @@ class PassLedger:
 
     def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
         """The next batch."""
+        pending = self._in_turn(pending)
         self._learn_overhead(pending, now_s)
         self._last = _Planned(pending, now_s)
         if not pending:

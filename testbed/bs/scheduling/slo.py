@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from testbed.bs.pending import PIECE, Pending
 from testbed.bs.scheduling.base import Heard, Scheduler, heard, others_have_rounds
-from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, Rules, budget_s
+from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, Places, Rules, budget_s
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
 
@@ -206,27 +206,29 @@ class Slo(Scheduler):
         share_s = math.fsum(entry.share_s for entry in entries) / max(1, len(entries))
         return GUARD_PASSES * (self.coefficients.c + size * share_s)
 
-    def _fill(self, line: Iterable[TimedRequest], now_s: float, others: Callable[[bytes], bool]) -> list[Pending]:
+    def _fill(self, line: Sequence[TimedRequest], now_s: float, others: Callable[[bytes], bool]) -> list[Pending]:
         """FEASIBLEADD of Algorithm 1, request by request; T̂ grows by the share of each."""
         batch: list[Pending] = []
         room = math.inf if self.kv_tokens is None else self.kv_tokens
         tokens, kv, took_s, due_s = 0, 0, self.coefficients.c, math.inf
         blocks, used = self.rules.late == "stop", Counter[bytes]()
+        places = Places([(entry.pending.ue, entry.share_s) for entry in line], self._most_s() - took_s)
         for entry in line:
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
             prompt = self._cuttable(entry)
-            most_s, ue = math.inf, entry.pending.ue
+            most_s, kept_s, ue = math.inf, 0.0, entry.pending.ue
             if entry.pending.speed_tps is None:
-                most_s = self.spare_s if batch else math.inf
+                kept_s = places.of_others(ue)
+                most_s = self.spare_s - kept_s if batch else math.inf
             own = self._own(entry, used[ue]) if others(ue) else math.inf
             if own < entry.new and not prompt:
                 continue
             fits = entry.new <= min(own, self.max_tokens - tokens) and kv + entry.kv <= room
             fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and took_s + entry.share_s <= most_s
             if prompt and self.hold_s is not None:
-                if not (fits and took_s + entry.share_s <= self.hold_s):
-                    spare_s = min(self.hold_s, most_s, due_s - now_s) - took_s
+                if not (fits and took_s + entry.share_s <= self.hold_s - kept_s):
+                    spare_s = min(self.hold_s - kept_s, most_s, due_s - now_s) - took_s
                     most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
                     cut = _piece(entry, min(own, most if batch else max(most, PIECE)), self.coefficients)
                     if cut is None:
@@ -237,6 +239,7 @@ class Slo(Scheduler):
                     break
                 continue
             batch.append(entry.pending)
+            places.take(ue)
             used[ue] = (used[ue] or entry.pending.running_tokens) + entry.pending.weight
             tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
             if len(batch) == self.max_requests:
@@ -254,6 +257,10 @@ class Slo(Scheduler):
         if before:
             return self.own_tokens - before - (item.weight - item.new_tokens)
         return max(self.own_tokens, PIECE) if self._cuttable(entry) else math.inf
+
+    def _most_s(self) -> float:
+        """Longest pass that prompts and requests without a guarantee may cause; infinite: any."""
+        return min(self.spare_s, math.inf if self.hold_s is None else self.hold_s)
 
     def _cuttable(self, entry: TimedRequest) -> bool:
         return self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE

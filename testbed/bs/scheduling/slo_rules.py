@@ -1,8 +1,11 @@
-"""Deadlines of rounds with a token-speed guarantee (WISP, eqs. 5 and 6), and the corrections of Algorithm 1."""
+"""Deadlines of rounds with a token-speed guarantee (WISP, eqs. 5 and 6), the corrections of Algorithm 1, and the places
+that requests without a guarantee leave to others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,3 +56,28 @@ class Rules:
 REPAIRED = Rules()
 PRINTED = Rules(late="stop", own_token=False, filling=False)
 """Algorithm 1 as printed: a late request is never served, and neither is any behind it."""
+
+
+class Places:
+    """Time of a pass that requests without a guarantee leave to the first request of each other UE: what it takes, and
+    at most an equal part for each UE. Late ones would otherwise fill pass after pass, and a prompt that came after them
+    would not begin.
+
+    Args:
+        line: UE and pass time T̂ of each request, in the order in which they would be taken.
+        pass_s: longest pass that they may cause, without its constant.
+    """
+
+    def __init__(self, line: Sequence[tuple[bytes, float]], pass_s: float) -> None:
+        first_s = dict(reversed(line))
+        most_s = max(0.0, pass_s) / max(1, len(first_s))
+        self._left_s = {ue: min(share_s, most_s) for ue, share_s in first_s.items()}
+        self._sum_s = math.fsum(self._left_s.values())
+
+    def of_others(self, ue: bytes) -> float:
+        """Time for the UEs of which no request is in the pass, without this one."""
+        return max(0.0, self._sum_s - self._left_s.get(ue, 0.0))
+
+    def take(self, ue: bytes) -> None:
+        """A request of this UE is in the pass."""
+        self._sum_s -= self._left_s.pop(ue, 0.0)

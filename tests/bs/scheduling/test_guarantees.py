@@ -181,15 +181,15 @@ class Crowd:
         self.table = SessionTable(per_peer=1000)
         self.ledger = PassLedger(self.table, Fcfs(), OnlineEstimator(TIMES), admission)
         for number in range(guaranteed):
-            self._open(b"given", number, 8.0)
+            self.open(b"given", number, 8.0)
 
-    def _open(self, ue: bytes, number: int, speed_tps: float | None) -> Session:
+    def open(self, ue: bytes, number: int, speed_tps: float | None) -> Session:
         tokens = np.zeros(300, np.int32)
         return self.table.open((ue, number), tokens, protocol("greedy"), 0.0, 4, 999, speed_tps=speed_tps)
 
     def send(self, ue: bytes, number: int, drafted: int, now_s: float) -> float:
         """The time within which the window's turn comes."""
-        session = self.table.get((ue, number)) or self._open(ue, number, None)
+        session = self.table.get((ue, number)) or self.open(ue, number, None)
         session.computed = 299
         session.current = Round(0, Window(np.zeros(drafted, np.int32), None), None, now_s)
         request = VerifyRequest(session.name, session.prefix, session.current.window.ids)
@@ -217,6 +217,21 @@ def test_turns_by_hand() -> None:
     assert crowd.send(b"b", 0, 5, 0.0) == pytest.approx(2 * share_s(5) / LEAST_REST)  # two UEs share it
     crowd.answer(b"a", 0)
     assert crowd.send(b"a", 2, 5, 0.0) == pytest.approx(2 * 2 * share_s(5) / LEAST_REST)
+
+
+def test_requests_that_came_before_a_guarantee_take_no_more_than_it_leaves() -> None:
+    """Their deadlines were those of a base station without guarantees, a second after their arrival, and so before
+    those of all guaranteed rounds: a guarantee that came during a burst was not kept until its end.
+    """
+    crowd = Crowd(guaranteed=0)
+    turns = [crowd.send(b"a", number, 64, 0.0) for number in range(30)]
+    crowd.answer(b"a", 0)
+    assert set(turns) == {0.0}
+    crowd.open(b"given", 1, 8.0)
+    waiting = [found.current.pending for found in crowd.table if found.current is not None]
+    planned = crowd.ledger.plan([item for item in waiting if item is not None], 9.0)
+    assert [item.turn_s for item in planned] == pytest.approx([n * share_s(64) / LEAST_REST for n in range(2, 31)])
+    assert [item.request for item in planned] == [item.request for item in waiting if item is not None]
 
 
 def test_a_turn_looks_at_no_sessions_of_other_ues(monkeypatch: pytest.MonkeyPatch) -> None:
