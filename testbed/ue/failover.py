@@ -256,15 +256,28 @@ class FailoverClient(Client):
             station.lose()
 
     async def _leaves(self) -> bool:
-        """Leave a station that serves something else since the greeting, as after a restart, for another one; returns
-        whether another one serves.
+        """Leave a station that serves something else since the greeting, or takes less, as after a restart, for another
+        one; returns whether another one serves.
         """
         at = self._at
         async with self._asking:
-            if at == self._at and await self.trouble(PROBE_S) and at == self._at:
+            if at == self._at and (await self.trouble(PROBE_S) or await self._takes_less()) and at == self._at:
                 self._stations[at].lose()
                 self._choose(self.clock.time())
             return self._at != at
+
+    async def _takes_less(self) -> bool:
+        """Whether the serving station can no longer be used by its answer to a new greeting; it is asked only if another
+        one could serve, since a greeting ends the UE's sessions, which are opened again.
+        """
+        station, hello = self._stations[self._at], self._hello
+        known, until_s = station.welcome, self.clock.time() + PROBE_S
+        if hello is None or not any(one.welcome is not None for one in self._stations if one is not station):
+            return False
+        await station.link.send(encode(hello))
+        while station.welcome is known and (left_s := until_s - self.clock.time()) > 0:
+            await self._wait(left_s)
+        return station.welcome is None
 
     def _refused(self) -> str:
         """Why no other station serves although one answers; empty: none answers, or the serving one does."""

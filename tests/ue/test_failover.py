@@ -355,6 +355,23 @@ async def test_a_station_that_serves_something_else_after_a_restart_is_left_for_
         assert (await decode(client, method, 20)).token_ids == own(PROMPT, 20)
 
 
+@pytest.mark.parametrize("bounds", [{"max_window": 2}, {"max_positions": 12}])
+async def test_a_station_that_takes_less_after_a_restart_is_left_for_another_one(bounds: dict[str, int]) -> None:
+    """The run ended, and an endpoint answered no request any more, beside a station that took what had been greeted."""
+    async with site() as where, roaming(where, 4.0) as client:
+
+        def progress(record: RoundRecord) -> None:
+            if record.round == 2:
+                first = where.bss[0]._intake
+                first.offer = replace(first.offer, **bounds)
+                for session in list(first.sessions):
+                    first.sessions.lose(session, "a restart")
+
+        assert (await decode(client, "greedy", 40, progress)).token_ids == own(PROMPT, 40)
+        assert client.moves == [where.addresses[1]]
+        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+
+
 @pytest.mark.parametrize("method", ["greedy", TARGET_ONLY])
 async def test_a_station_that_answers_handshakes_only_is_left_for_another_one(
     method: str, monkeypatch: pytest.MonkeyPatch
