@@ -29,24 +29,29 @@ class Relay:
         self.down, self.flood = False, b""
         self.under_way: set[asyncio.Task[None]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        task = asyncio.current_task()
-        assert task is not None
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin to relay one connection; its writer is closed when it ends, also if it never began to."""
+        task = asyncio.create_task(self._relay(reader, writer))
         self.under_way.add(task)
+        task.add_done_callback(lambda _: writer.close())
+        task.add_done_callback(self.under_way.discard)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the BS, which is closed if this is cancelled meanwhile."""
+        connecting = asyncio.create_task(asyncio.open_connection("127.0.0.1", self._port))
         try:
-            with contextlib.suppress(asyncio.CancelledError):  # asyncio's streams take it for an error
-                await self._relay(reader, writer)
-        finally:
-            writer.close()  # also if it was cancelled while it connected to the BS
-            self.under_way.discard(task)
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                (await connecting)[1].close()
+            raise
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard, answers = bytearray(), bytearray()
         self.heard.append(heard)
         self.answers.append(answers)
         with contextlib.suppress(OSError):
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
+            up_reader, up_writer = await self._connect()
             ways = [
                 self._pump(reader, up_writer, heard, self._touch),
                 self._pump(up_reader, writer, answers, lambda piece, _: piece, floods=True),
