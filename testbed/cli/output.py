@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from testbed.config import DemoConfig
 from testbed.table_text import CONTROLS
 
 COLUMNS: dict[str, tuple[str, str]] = {
@@ -117,19 +118,21 @@ def grid_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]
     """
     if len({row.get("method") for row in rows}) == len(rows):
         return COLUMNS
-    differing = {key for key in GRID_COLUMNS if len({str(row.get(key)) for row in rows}) > 1}
+    others = {key: (key.replace("_", " "), "{}") for key in DemoConfig.__struct_fields__ if key not in GRID_COLUMNS}
+    columns = {**others, **GRID_COLUMNS}
+    differing = {key for key in columns if len({str(row.get(key)) for row in rows}) > 1}
     name = "series" if "series" in differing else "method"
     names = {row.get(name) for row in rows}
     stood_for = {
         key
-        for key in GRID_COLUMNS
+        for key in columns
         if key not in COLUMNS
         and key != name
         and len({(row.get(name), str(row.get(key))) for row in rows}) == len(names)
     }
     stood_for |= set(OF_A_SERIES) if name == "series" else set()
     shown = {
-        key: spec for key, spec in GRID_COLUMNS.items() if (key in COLUMNS or key in differing) and key not in stood_for
+        key: spec for key, spec in columns.items() if (key in COLUMNS or key in differing) and key not in stood_for
     }
     if "downlink_mbps" in shown and all(row.get("uplink_mbps") == row.get("downlink_mbps") for row in rows):
         del shown["downlink_mbps"]

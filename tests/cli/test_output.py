@@ -128,3 +128,10 @@ def test_a_note_that_cannot_be_written_is_lost(error: int, monkeypatch: pytest.M
 
     monkeypatch.setattr(sys, "stderr", Gone())
     note("nobody reads this")
+
+
+def test_any_setting_of_a_grid_is_a_column() -> None:
+    """Rows that differ in a setting without a column of its own looked like repetitions."""
+    shown = grid_columns([row(drafter_memory=0), row(drafter_memory=100_000)])
+    assert shown["drafter_memory"] == ("drafter memory", "{}")
+    assert "drafter_memory" not in grid_columns([row(window=4), row(window=8)])

@@ -121,7 +121,8 @@ def stamps(value: Any, inside: bool = True) -> dict[str, str]:
     """
     if isinstance(value, str):
         found = {}
-        for name in filter(None, {value, value.rpartition(":")[0], *re.split("[+=,]", value)}):
+        ends = (part.partition("=")[2] for part in value.split(","))
+        for name in filter(None, {value, value.rpartition(":")[0], *ends, *re.split("[+=,]", value)}):
             with contextlib.suppress(OSError, ValueError):  # no possible name of a file
                 if (stamp := file_stamp(name)) is not None:
                     found[name] = stamp

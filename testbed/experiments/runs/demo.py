@@ -251,6 +251,7 @@ def run_config(config: DemoConfig) -> RunConfig:
         methods=config.methods,
         limit=config.prompts,
         drafter=config.drafter,
+        drafter_memory=config.drafter_memory,
         tokenizer=config.model if config.drafter else None,
         tie_tolerance=_tolerance(config),
     )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from testbed.bs.judging.registry import JUDGES
 from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput, GateError
@@ -30,7 +32,8 @@ from testbed.experiments.sweep.points import (
     points,
     values_text,
 )  # fmt: skip
-from testbed.experiments.sweep.run import at_once, in_order, one_by_one
+from testbed.experiments.sweep.run import POINT, at_once, in_order, one_by_one
+from testbed.files import yaml_file
 from testbed.protocols.methods import run_method
 
 __all__ = [
@@ -144,7 +147,7 @@ def _kept_rows(point: SweepPoint, folder: Path) -> list[dict[str, Any]]:
     found = results.read_summary(folder)
     given, run = resolved(point.config), found["config"]
     shared = given.keys() & set(RunConfig.__struct_fields__) - ELSEWHERE
-    other = sorted(name for name in shared if _plain(given[name]) != run.get(name))
+    other = sorted(name for name in shared if _plain(given[name]) != run.get(name)) or _differences(point, folder)
     rows: list[dict[str, Any]] = found["rows"]
     if not other and {str(row.get("method")) for row in rows if "lossless" in row} >= set(point.config.methods):
         return rows
@@ -152,6 +155,21 @@ def _kept_rows(point: SweepPoint, folder: Path) -> list[dict[str, Any]]:
     raise BadInput(
         f"the run in {folder} is not that of {values_text(point.values)} (it {said}); remove it, and it is made again"
     )
+
+
+def _differences(point: SweepPoint, folder: Path) -> list[str]:
+    """Names of the settings in which the point that a folder states is another one, its link among them; empty where it
+    states none, as of a real run.
+    """
+    if not (path := folder / POINT).exists():
+        return []
+    try:
+        stated = yaml_file(path)
+        before = _plain({**stated["config"], **stated["channel"], PAYLOAD: stated[PAYLOAD]})
+    except (OSError, BadInput, KeyError, TypeError, ValueError, RecursionError):
+        return [POINT]
+    now = _plain({**resolved(point.config), **msgspec.to_builtins(point.channel), PAYLOAD: point.payload})
+    return sorted(name for name in now.keys() & before.keys() if now[name] != before[name])
 
 
 def _plain(value: Any) -> Any:

@@ -94,7 +94,8 @@ class SweepPoint(msgspec.Struct, frozen=True):
             parts.append(head_stamp(head))
         link = [self.channel.file, self.channel.profile, self.channel.shares]
         run = [self.config.dataset, self.config.model, self.config.drafter, scorer_file(self.config.scorer)]
-        parts += filter(None, (file_stamp(name.rpartition("+")[2]) for name in (*link, *run) if name))
+        files = dict.fromkeys(file for name in (*link, *run) if name for file in (name, name.rpartition("+")[2]))
+        parts += filter(None, map(file_stamp, files))
         rule = WINDOW_RULES.choose(self.config.window_rule)
         if rule.predictor or rule.hinted:
             parts.append(directory_stamp(predictor_directory(self.config.predictor)))

@@ -23,12 +23,11 @@ from testbed.experiments.runs.demo import run_demo
 from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SCORER, SweepConfig, SweepPoint, load_sweep, points, scorers
-from testbed.experiments.sweep.run import PointRunner
+from testbed.experiments.sweep.run import POINT, PointRunner
 from testbed.files import file_bytes, require_empty, yaml_file
 from testbed.ue.dial import addresses
 
 Say = Callable[[str], None]
-POINT = "point.yaml"
 KINDS: dict[str, tuple[str, type[Config]]] = {
     "sweep": ("grid", SweepConfig),
     "demo": ("prompts", DemoConfig),

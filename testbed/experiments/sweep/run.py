@@ -23,14 +23,19 @@ from testbed.experiments.runs.workers import pool_of
 from testbed.experiments.sweep.points import SweepPoint
 from testbed.files import is_part
 
-Pair = tuple[str, str | None, str | None, str]
-"""Engine, target, drafter and dtype; virtual points with equal pairs share passes."""
+POINT = "point.yaml"
+"""A virtual point, in the directory of its run."""
+Pair = tuple[str, str | None, str | None, str, str]
+"""Engine, target, drafter and dtype; virtual points with equal pairs share passes. And the point's key, where its
+drafter remembers earlier requests: they are those of this point.
+"""
 
 
 def pair_of(point: SweepPoint) -> Pair:
     """The pair of a point."""
     config = point.config
-    return config.engine, config.model, config.drafter, config.dtype
+    alone = point.key if config.drafter_memory else ""
+    return config.engine, config.model, config.drafter, config.dtype, alone
 
 
 def in_order(todo: Sequence[SweepPoint]) -> list[SweepPoint]:
@@ -93,7 +98,7 @@ class PointRunner:
             run, work, watch, point.channel, profile, self._models, point.payload, judge, point.config.csi
         )
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "point.yaml").write_bytes(msgspec.yaml.encode(point))
+        (directory / POINT).write_bytes(msgspec.yaml.encode(point))
         write_run(directory, run, work, result_of(run, work, outcomes, counted=counted_bytes(profile)))
 
 
@@ -106,7 +111,7 @@ def load_pair(todo: Sequence[SweepPoint]) -> Models:
     works = [prepare(run, turns=True) for run in largest.values()]
     work = max(works, key=lambda work: max(room(prompt, most) for prompt in [*work.prompts, *work.warmup]))
     hidden = any(judging(point.config)[1] is not None for point in todo)
-    engine, model, _, dtype = pair_of(todo[0])
+    engine, model, _, dtype, _ = pair_of(todo[0])
     target = Path(target_for(engine, model))
     return load_models(target, engine, dtype, runs[0], work, hidden)
 

@@ -205,6 +205,14 @@ def test_results_are_not_continued_with_another_scorer(
     assert stamps({"grid": {"scorer": [scorer, "number"]}}).keys() == {str(path)}
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a+b.csv"])
+def test_files_of_channels_and_drafters_are_stamped_whatever_their_names(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("1")
+    for text in (str(path), f"kind=trace,file={path}", f"kind=trace,file={path},via=virtual", f"file={path}:x,a=b"):
+        assert (str(path) in stamps({"channel": text})) == (":x" not in text)
+
+
 def test_a_configuration_without_files_is_stamped_as_well(tmp_path: Path) -> None:
     enter(RunConfig(drafter="x" * 5000), tmp_path)
     assert (tmp_path / "inputs.json").read_bytes() == b"{}"

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from testbed.assets.fingerprints import model_fingerprint
@@ -102,6 +103,32 @@ def test_a_finished_point_of_something_else_is_refused(
     mine.write_text(json.dumps(harm(*(json.loads(path.read_text()) for path in (mine, other)))))
     with pytest.raises(BadInput, match=f"is not that of window=4 \\(it {said}"):
         run_sweep(config, tmp_path / "out", lambda *_: None)
+
+
+def test_points_that_differ_in_their_link_may_not_be_exchanged(tmp_path: Path) -> None:
+    """The rows of one link were shown as those of the other."""
+    config = load_sweep(written(tmp_path, f"run: {RUN}\ngrid: {{rtt_ms: [20, 200]}}"))
+    run_sweep(config, tmp_path / "out", lambda *_: None)
+    first, second = (tmp_path / "out" / "points" / point.key for point in points(config))
+    first.rename(tmp_path / "first")
+    second.rename(first)
+    (tmp_path / "first").rename(second)
+    (tmp_path / "out" / "summary.json").unlink()
+    with pytest.raises(BadInput, match=r"is not that of rtt_ms=20 \(it has another channel"):
+        run_sweep(config, tmp_path / "out", lambda *_: None)
+
+
+def test_a_drafter_that_remembers_earlier_requests_remembers_those_of_its_point(tmp_path: Path) -> None:
+    """Sweeps and demos decoded without the memory that their configuration stated."""
+    run = "{channel: 'kind=virtual,profile=wisv', methods: [greedy], prompts: 6, drafter: suffix, max_tokens: 60}"
+    text = f"run: {run}\ngrid: {{drafter_memory: [0, 50000], window: [8, 12]}}"
+    config = load_sweep(written(tmp_path, text))
+    together = {row["point"]: row["aal"] for row in run_sweep(config, tmp_path / "out", lambda *_: None)["rows"]}
+    aals = {(point.config.drafter_memory, point.config.window): together[point.key] for point in points(config)}
+    assert all(aals[50_000, window] > aals[0, window] for window in (8, 12))
+    alone = msgspec.structs.replace(config, grid={"drafter_memory": [50_000], "window": [12]})
+    (row,) = run_sweep(alone, tmp_path / "alone", lambda *_: None)["rows"]
+    assert row["aal"] == aals[50_000, 12]
 
 
 def test_rows_repeat_to_the_byte_and_passes_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,10 +198,16 @@ def test_settings_on_the_command_line_replace_those_of_the_file(tmp_path: Path) 
             with_settings(load_sweep(path), [wrong])
 
 
-@pytest.mark.parametrize("field", ["file", "profile", "shares", "dataset", "model", "drafter", "hybrid", "scorer"])
-def test_a_point_is_another_one_once_a_file_that_it_names_has_changed(field: str, tmp_path: Path) -> None:
+PLAIN = ("file", "profile", "shares", "dataset", "model", "drafter")
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [*((field, "input") for field in (*PLAIN, "hybrid", "scorer")), *((field, "an+input") for field in PLAIN)],
+)
+def test_a_point_is_another_one_once_a_file_that_it_names_has_changed(field: str, name: str, tmp_path: Path) -> None:
     """A resumed sweep would mix results of both."""
-    path = tmp_path / f"input.{'py' if field == 'scorer' else 'yaml'}"
+    path = tmp_path / f"{name}.{'py' if field == 'scorer' else 'yaml'}"
     shutil.copy(find("profiles", "wisv"), path)
     channel, run = {"kind": "virtual", "profile": "wisv"}, dict[str, Any]()
     if field in ("file", "profile", "shares"):
