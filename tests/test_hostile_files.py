@@ -20,24 +20,29 @@ from testbed.channel.radio.files import read_radio_file
 from testbed.channel.radio.shares import read_shares
 from testbed.cli.latency.predict import _read_json
 from testbed.config import RunConfig
-from testbed.errors import BadInput
+from testbed.decision_head.head import load_head
+from testbed.errors import BadInput, ModelError
 from testbed.experiments.cell.config import CellConfig
 from testbed.experiments.cell.planning import read_plan
 from testbed.experiments.edge.dimensions import of_directory
 from testbed.experiments.edge.fit import read_cost
 from testbed.experiments.field.log import LOG, read_log
+from testbed.experiments.head.compare import _block
 from testbed.experiments.inputs.coefficients import read
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.inputs.state import _prior
-from testbed.experiments.predictor.traces import TraceStore
+from testbed.experiments.onboard.run import _read
+from testbed.experiments.predictor.traces import META, TraceStore
 from testbed.experiments.report.tables import pivot, pivot_latex, rows_csv
+from testbed.experiments.results.claims import kept
 from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.runs.uerun import GIVEN
 from testbed.experiments.sweep.rerun import _given
 from testbed.models.checkpoint import Checkpoint
+from testbed.optim.tasks import load_problem
 from testbed.table_text import plain_cell
 from testbed.ue.drafters.recorded import load_recording
-from testbed.ue.windows.predictor import Trees
+from testbed.ue.windows.predictor import Trees, load_predictor
 from testbed.unpacked import npz_arrays
 from tests.support.refusals import refuse
 
@@ -64,12 +69,24 @@ def plan(path: Path) -> object:
         ("state.json", _prior),
         (LOG, lambda path: read_log(path.parent)),
         (GIVEN, lambda path: _given(path.parent, RunConfig())),
+        ("problem.json", load_problem),
+        ("kept.json", lambda path: kept(path, dict[str, Any], dict)),
+        ("predictor.json", lambda path: load_predictor(path.parent)),
+        (META, lambda path: TraceStore(path.parent).meta()),
+        ("0.json", lambda path: _block(path, (), 1)),
     ],
 )
 def test_brackets_within_brackets(name: str, reader: Callable[[Path], object], tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text('{"x": ' + "[" * DEEP + "]" * DEEP + "}\n")
     refuse(lambda: reader(path), BadInput)
+
+
+def test_records_and_heads_of_brackets_within_brackets(tmp_path: Path) -> None:
+    for name in ("step.json", "head.json"):
+        (tmp_path / name).write_text('{"document": ' + "[" * DEEP + "]" * DEEP + "}\n")
+    assert _read(tmp_path / "step.json") is None
+    refuse(lambda: load_head(tmp_path), ModelError)
 
 
 def test_a_recording_of_arrays_within_arrays(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def check_free(addresses: list[str]) -> None:
     """
     for address in addresses:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        if not address.startswith("tcp://") or not port.isdigit() or port == "0":
+        if not address.startswith("tcp://") or not (port.isascii() and port.isdigit()) or port == "0":
             continue
         name = {"*": "0.0.0.0", "": "0.0.0.0"}.get(host, host.strip("[]"))
         try:

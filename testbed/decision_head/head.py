@@ -232,7 +232,7 @@ def load_head(directory: Path) -> DecisionHead:
         return DecisionHead(info, **arrays)
     except OSError as exc:
         raise ModelError(f"no decision head in {directory}: {path.name}: {exc.strerror or exc}") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, SafetensorError, BadInput) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SafetensorError, BadInput) as exc:
         raise ModelError(f"{path} is not part of a decision head: {exc}") from exc
 
 

@@ -144,7 +144,7 @@ def load_problem(path: Path) -> Problem:
     """
     try:
         return msgspec.json.decode(file_bytes(path), type=Problem)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadInput) as exc:
         raise BadInput(f"{path}: {exc}") from exc
 
 

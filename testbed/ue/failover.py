@@ -267,8 +267,8 @@ class FailoverClient(Client):
             return self._at != at
 
     async def _takes_less(self) -> bool:
-        """Whether the serving station can no longer be used by its answer to a new greeting; it is asked only if another
-        one could serve, since a greeting ends the UE's sessions, which are opened again.
+        """Whether the serving station can no longer be used, by its answer to a new greeting. It is asked only if
+        another one could serve, since a greeting ends the UE's sessions, which are opened again.
         """
         station, hello = self._stations[self._at], self._hello
         known, until_s = station.welcome, self.clock.time() + PROBE_S

@@ -136,7 +136,7 @@ def _block(path: Path, keys: Collection[str], count: int) -> ProblemBlock:
     try:
         found: ProblemBlock = msgspec.json.decode(file_bytes(path), type=ProblemBlock)
         found.check(keys, count)
-    except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadInput(f"{path} is damaged ({exc}); remove it, and its problems are decoded again") from exc
     return found
 

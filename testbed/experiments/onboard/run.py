@@ -77,7 +77,7 @@ def _read(path: Path) -> EndedStep | None:
     """A record that was written; None: there is none that can be read, and the step runs again."""
     try:
         return msgspec.json.decode(file_bytes(path), type=EndedStep)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -100,7 +100,7 @@ def _command(step: Step, out: Path) -> tuple[Any, str | None]:
         return None, lines[-1] if lines else f"exit code {process.returncode}"
     try:
         return json.loads(answer), None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, "its document is not JSON"
 
 

@@ -131,13 +131,13 @@ class TraceStore:
         """Provenance of the traces."""
         try:
             return msgspec.json.decode(file_bytes(self.directory / META), type=TraceMeta)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise BadInput(f"no traces in {self.directory} ({exc}); run `testbed predictor collect`") from exc
 
     def chunks(self) -> list[int]:
         """Indices of existing chunks."""
         names = (path.stem.removeprefix("chunk-") for path in self.directory.glob("chunk-*.npz"))
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def write(self, number: int, traces: Traces) -> None:
         """Write one chunk."""

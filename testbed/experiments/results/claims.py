@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -154,5 +155,35 @@ def kept(path: Path, kind: type[T], make: Callable[[], T]) -> T:
             part.write_bytes(msgspec.json.encode(made))
     try:
         return msgspec.json.decode(file_bytes(path), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadInput(f"{path} is damaged ({exc}); remove it, and its result is computed again") from exc
+
+
+class _Named(msgspec.Struct, Generic[T]):
+    """A result, and the name of the file that it is kept in."""
+
+    key: str
+    result: T
+
+
+def kept_under(
+    folder: Path, parts: Any, kind: type[T], make: Callable[[], T], check: Callable[[T], object] = lambda _: None
+) -> T:
+    """A result from the file in a folder whose name is a digest of all that it depends on; see `kept`.
+
+    Args:
+        check: raises `ValidationError` for a damaged result.
+
+    Raises:
+        BadInput: the file is damaged, or of another result.
+    """
+    key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=10).hexdigest()
+    path = folder / f"{key}.json"
+    found: _Named[T] = kept(path, _Named[kind], lambda: _Named(key, make()))  # type: ignore[valid-type]
+    try:
+        check(found.result)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"{path} is damaged ({exc}); remove it, and its result is computed again") from exc
+    if found.key != key:
+        raise BadInput(f"{path} is of another run; remove it, and its result is computed again")
+    return found.result

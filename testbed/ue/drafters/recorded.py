@@ -60,8 +60,8 @@ class DraftRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Outputs and drafts of a pair for a set of prompts.
 
     Raises:
-        BadInput: another schema, no prompts, too long ones, ids outside the vocabulary, or statistics that no
-            distribution has.
+        BadInput: another schema, no prompts, too long ones, one with two outputs, branches that are too short, ids
+            outside the vocabulary, or statistics that no distribution has.
     """
 
     schema: int = SCHEMA
@@ -89,6 +89,17 @@ class DraftRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise BadInput(f"an id lies outside the vocabulary of {self.vocab_size}")
             if not all(_possible(token) for token in one.tokens):
                 raise BadInput("statistics of a drafted token are those of no distribution")
+            if not all(self._long_enough(one, place) for place in one.branches):
+                raise BadInput(f"a branch ends before the windows of {self.depth} tokens that the recording is for")
+        outputs = {tuple(one.prompt): one.output for one in self.prompts}
+        if any(outputs[tuple(one.prompt)] != one.output for one in self.prompts):
+            raise BadInput("a prompt is there twice, with different outputs")
+
+    def _long_enough(self, one: Recorded, place: int) -> bool:
+        """Whether the longest window can be drafted over a branch, or the drafter ends on it."""
+        branch = one.branches[place]
+        ids = {token[0] for token in (*one.drafted[place : place + 1], *branch)}
+        return not 0 <= place < len(one.drafted) or len(branch) >= self.depth - 1 or bool(ids & set(self.end_ids))
 
     def save(self, path: Path) -> None:
         """Write it as one file of MessagePack."""

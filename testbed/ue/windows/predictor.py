@@ -291,6 +291,6 @@ def load_predictor(directory: Path) -> RejectionPredictor:
     try:
         info = msgspec.json.decode(file_bytes(directory / "predictor.json"), type=PredictorInfo)
         arrays = npz_arrays(directory / "predictor.npz")
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadInput) as exc:
         raise BadInput(f"no predictor in {directory} ({exc}); `testbed predictor train` makes one") from exc
     return RejectionPredictor(info, arrays)

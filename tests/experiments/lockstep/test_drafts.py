@@ -148,6 +148,33 @@ def test_a_file_that_no_recording_can_be_is_one_line(change: dict[str, Any], wor
     refuse(lambda: load_recording(tmp_path / "drafts.msgpack"), BadInput, "no recording of drafts", words)
 
 
+def test_a_prompt_with_two_outputs_is_one_line(tmp_path: Path) -> None:
+    """Cells ended with a traceback."""
+
+    def change(document: dict[str, Any]) -> dict[str, Any]:
+        one, *others = document["prompts"]
+        return document | {"prompts": [one, *(other | {"prompt": one["prompt"]} for other in others)]}
+
+    written(tmp_path, change)
+    refuse(lambda: load_recording(tmp_path / "drafts.msgpack"), BadInput, "no recording of drafts", "there twice")
+    written(tmp_path, lambda document: document | {"prompts": document["prompts"] + document["prompts"][:1]})
+    load_recording(tmp_path / "drafts.msgpack")
+
+
+def test_branches_that_are_too_short_are_one_line(tmp_path: Path) -> None:
+    """They ended cells only once a window was drafted over one, without the name of the file."""
+
+    def change(document: dict[str, Any]) -> dict[str, Any]:
+        return document | {
+            "prompts": [one | {"branches": {i: [] for i in one["branches"]}} for one in document["prompts"]]
+        }
+
+    written(tmp_path, change)
+    refuse(lambda: load_recording(tmp_path / "drafts.msgpack"), BadInput, "no recording of drafts", "a branch ends")
+    written(tmp_path, lambda document: document | {"depth": 50})
+    refuse(lambda: load_recording(tmp_path / "drafts.msgpack"), BadInput, "no recording of drafts", "a branch ends")
+
+
 @pytest.mark.parametrize(
     "token",
     [(1, float("nan"), 0.1, 0.1, 1.0), (1, 0.5, float("inf"), 0.1, 1.0), (1, 0.5, 0.1, -0.5, 1.0),

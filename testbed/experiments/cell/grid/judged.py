@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,20 +23,27 @@ STEP_S = 0.25
 """Step at which a run may end."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Figure = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=2)]
+"""A share of time; what begins or ends outside of a short run may make it more than 1."""
+Binding = Literal["radio", "drafting", "verification"]
+
+
 class CellOutcome(msgspec.Struct, frozen=True):
     """Result of one run."""
 
-    ues: int
-    verdict: str
+    ues: Count
+    verdict: Literal["kept", "violated", "undecided"]
     """kept: every class had at most a share ε of late responses; violated; undecided: too few were judged."""
-    seconds: float
+    seconds: Figure
     """Time of the run after the warm-up."""
-    bound_by: str
-    uplink_utilisation: float
-    busy_share: float
-    goodput_tps: float
-    jain: float | None
-    late: dict[str, tuple[int, int]]
+    bound_by: Binding
+    uplink_utilisation: Share
+    busy_share: Share
+    goodput_tps: Figure
+    jain: Share | None
+    late: dict[str, tuple[Count, Count]]
     """Late responses of each class, and the number of those that were judged."""
 
 

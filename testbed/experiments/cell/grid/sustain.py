@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import statistics
 from collections import Counter
@@ -19,7 +18,7 @@ from testbed.experiments.capacity.search import largest
 from testbed.experiments.cell.config import MOST_UES, CellConfig
 from testbed.experiments.cell.grid.judged import CellOutcome, judged_counts, judged_run
 from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
-from testbed.experiments.results.claims import kept
+from testbed.experiments.results.claims import kept_under
 from testbed.intervals import compared, independent_seed, paired_interval, repeats_interval
 from testbed.options import Config, option
 
@@ -130,9 +129,7 @@ def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> lis
         if out is None:
             return judged_run(cell, config.epsilon, whole)
         parts = [cell, config.epsilon, whole, judged_counts(cell)]
-        key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=10).hexdigest()
-        path = out / f"{key}.json"
-        return kept(path, CellOutcome, lambda: judged_run(cell, config.epsilon, whole))
+        return kept_under(out, parts, CellOutcome, lambda: judged_run(cell, config.epsilon, whole))
 
     seeds = range(config.cell.seed, config.cell.seed + config.repeats)
     if config.ues:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +11,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from testbed.errors import BadInput
 from testbed.experiments.cell.config import CellConfig
+from testbed.experiments.cell.grid.judged import Binding, Figure, Share
 from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.cell.several.workers import Spread
-from testbed.experiments.results.claims import kept
+from testbed.experiments.results.claims import kept_under
 from testbed.intervals import compared, paired_interval, repeats_interval
 from testbed.options import Config, option
 
@@ -35,7 +34,7 @@ MOVES = (
 """The same where there are several cells."""
 OF_THE_CELL = ("uplink_utilisation", "busy_share", "jain")
 
-_Known = Annotated[float, msgspec.Meta(ge=0, le=1e300)] | None
+_Known = Figure | None
 """A figure; None: it is not known."""
 _Delays = msgspec.defstruct("_Delays", [("mean", _Known)])
 _Group = msgspec.defstruct(
@@ -47,7 +46,7 @@ _Group = msgspec.defstruct(
         *((name, _Known, None) for name in MOVES),
     ],
 )
-_Whole = msgspec.defstruct("_Whole", [("bound_by", str), *((name, _Known) for name in OF_THE_CELL)])
+_Whole = msgspec.defstruct("_Whole", [("bound_by", Binding), *((name, Share | None) for name in OF_THE_CELL)])
 _Kept = msgspec.defstruct("_Kept", [("rows", list[_Group]), ("cell", _Whole)])  # type: ignore[valid-type]
 """What rows are made of in the document of a run that was kept."""
 
@@ -106,15 +105,7 @@ def _run(cell: CellConfig, out: Path | None, spread: Spread) -> dict[str, Any]:
 
     if out is None:
         return run()
-    path = out / f"{hashlib.blake2b(msgspec.json.encode(cell), digest_size=10).hexdigest()}.json"
-    found = kept(path, dict[str, Any], run)
-    try:
-        msgspec.convert(found, _Kept)
-    except msgspec.ValidationError as exc:
-        raise BadInput(f"{path} is damaged ({exc}); remove it, and its result is computed again") from exc
-    if [row["group"] for row in found["rows"]] != [group.name for group in cell.ues]:
-        raise BadInput(f"{path} is of other groups; remove it, and its result is computed again")
-    return found
+    return kept_under(out, cell, dict[str, Any], run, lambda found: msgspec.convert(found, _Kept))
 
 
 def _group_row(rows: Sequence[Row]) -> Row:

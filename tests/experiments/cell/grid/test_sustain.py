@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -66,6 +67,16 @@ def test_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(searched, "judged_run", never)
     assert sustain(config, tmp_path, 1, lambda done, total: None) == first
+    one, other, *_ = sorted(tmp_path.iterdir())
+    kept = json.loads(one.read_text())
+    other.write_text(json.dumps(kept))
+    refuse(lambda: sustain(config, tmp_path, 1, lambda done, total: None), BadInput, "is of another run", "remove it")
+    for name, value in {
+        "ues": -1, "verdict": "maybe", "seconds": -1.0, "bound_by": "x", "uplink_utilisation": 7.0, "busy_share": -0.1,
+        "goodput_tps": 1e308, "jain": -9.0, "late": {"fast": [-1, 2]},
+    }.items():  # fmt: skip
+        one.write_text(json.dumps(kept | {"result": kept["result"] | {name: value}}))
+        refuse(lambda: sustain(config, tmp_path, 1, lambda done, total: None), BadInput, "is damaged", "remove it")
 
 
 def test_searches_of_later_seeds_begin_at_what_the_others_found(monkeypatch: pytest.MonkeyPatch) -> None:

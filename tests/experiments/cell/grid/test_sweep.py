@@ -82,7 +82,7 @@ def test_finished_runs_are_kept_and_processes_give_the_same_rows(
     ("harm", "said"),
     [
         (lambda found: found | {"cell": {}}, "damaged"),
-        (lambda found: found | {"rows": found["rows"][:1]}, "of other groups"),
+        (lambda found: found | {"cell": found["cell"] | {"bound_by": "\x1b[31m"}}, "damaged"),
         (lambda found: found | {"rows": [{"group": "fh", "ues": 2}, found["rows"][1]]}, "damaged"),
         (lambda found: found | {"rows": [found["rows"][0] | {"accuracy_lost": -1.0}, found["rows"][1]]}, "damaged"),
         (lambda found: found | {"rows": [found["rows"][0] | {"goodput_tps": "1"}, found["rows"][1]]}, "damaged"),
@@ -93,5 +93,17 @@ def test_a_damaged_result_is_an_error_of_one_line(harm: Any, said: str, tmp_path
     config = CellSweepConfig(cell=CELL, repeats=1)
     sweep_cell(config, tmp_path, 1, nothing)
     (path,) = tmp_path.iterdir()
-    path.write_text(json.dumps(harm(json.loads(path.read_text()))))
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | {"result": harm(kept["result"])}))
     refuse(lambda: sweep_cell(config, tmp_path, 1, nothing), BadInput, said, "remove it")
+    path.write_text('{"key": ' + "[" * 100_000)
+    refuse(lambda: sweep_cell(config, tmp_path, 1, nothing), BadInput, "damaged", "remove it")
+
+
+def test_a_result_of_another_run_is_refused(tmp_path: Path) -> None:
+    """It was the result of each seed, with an interval of width 0."""
+    config = CellSweepConfig(cell=CELL, repeats=2)
+    sweep_cell(config, tmp_path, 1, nothing)
+    one, other = tmp_path.iterdir()
+    other.write_bytes(one.read_bytes())
+    refuse(lambda: sweep_cell(config, tmp_path, 1, nothing), BadInput, "is of another run", "remove it")
