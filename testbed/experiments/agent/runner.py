@@ -163,5 +163,5 @@ class OrderRunner:
 
 def _wait_s(kept: StoredOrder) -> float:
     """Time until an order's start; 0 if it is reached."""
-    wait_s = kept.order.start_s - time.perf_counter()
+    wait_s = kept.start_s - time.perf_counter()
     return wait_s if 0 < wait_s < MOST_WAIT_S else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,8 @@ from testbed.protocols.orders import (
 )
 
 ORDERS = "orders"
-ORDER, OWNER, STATE, CRASHES, RESULT = "order", "owner", "state.json", "crashes", "result"
+ORDER, OWNER, CLOCK, STATE, CRASHES, RESULT = "order", "owner", "clock", "state.json", "crashes", "result"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StoredOrder:
@@ -41,6 +43,7 @@ class StoredOrder:
     Attributes:
         owner: the lab machine that gave it (`owner_name`); empty without keys.
         arrived_ns: date of its arrival.
+        start_s: earliest start on this machine's monotonic clock; 0 if that has begun anew since.
         ended: the final state document, as of the last `end` or `reset`; None: not finished.
         saved: whether that is on disk.
     """
@@ -52,6 +55,7 @@ class StoredOrder:
         with contextlib.suppress(OSError):  # given without keys
             self.owner = (folder / OWNER).read_text(encoding="ascii", errors="replace")
         self.arrived_ns = (folder / ORDER).stat().st_mtime_ns
+        self.start_s = self.order.start_s if _same_clock(folder / CLOCK) else 0.0
         self.ended = _end_of(folder)
         self.saved, self._crashes = True, 0
         with contextlib.suppress(OSError, ValueError):
@@ -81,6 +85,16 @@ class StoredOrder:
             with whole_file(self.folder / STATE) as part:
                 part.write_text(json.dumps(self.ended), encoding="utf-8")
             self.saved = True
+
+    def begin_at(self, start_s: float) -> None:
+        """Take the start that the order has when it is given again.
+
+        Raises:
+            TestbedError: it cannot be written.
+        """
+        if start_s != self.start_s:
+            _write_order(msgspec.structs.replace(self.order, start_s=start_s), self.folder)
+            self.start_s = start_s
 
     def count_crash(self) -> int:
         """Count a crash of the order's process; returns the number of crashes so far, which a restart of the agent
@@ -131,7 +145,7 @@ class OrderStore:
         return self._kept.get(name)
 
     def add(self, order: Order, owner: str = "") -> StoredOrder:
-        """Store an order; storing the same one again changes nothing.
+        """Store an order; storing the same one again changes nothing but its start, unless it is done.
 
         Args:
             owner: the lab machine that gives it.
@@ -143,9 +157,10 @@ class OrderStore:
         if (there := self._kept.get(order.id)) is not None:
             if _identity(there.order) != _identity(order):
                 raise BadInput(f"order {order.id} exists with different content")
+            if there.ended is None or there.ended["state"] == "failed":
+                there.begin_at(order.start_s)
             return there
         check_room(Counter(kept.owner for kept in self._kept.values()), owner, MAX_ORDERS, "orders")
-        header = bytes(encode(msgspec.structs.replace(order, arrays=()))[0])
         folder = self._root / order.id
         try:
             shutil.rmtree(folder, ignore_errors=True)  # of an order that could not be read
@@ -153,8 +168,7 @@ class OrderStore:
             if owner:
                 with whole_file(folder / OWNER) as part:
                     part.write_text(owner, encoding="ascii")
-            with whole_file(folder / ORDER) as part:
-                part.write_bytes(header)
+            _write_order(order, folder)
             self._kept[order.id] = StoredOrder(folder)
         except BaseException:  # refused: the agent must not find it when it starts again
             shutil.rmtree(folder, ignore_errors=True)
@@ -193,6 +207,34 @@ def _end_of(folder: Path) -> dict[str, Any] | None:
         msgspec.convert({"id": folder.name, **msgspec.convert(document, dict[str, Any])}, _Ended)
         return document
     return None
+
+
+def _write_order(order: Order, folder: Path) -> None:
+    """Write an order, and by which clock it has its start: monotonic clocks begin anew when the machine does.
+
+    Raises:
+        TestbedError: it cannot be written.
+    """
+    with whole_file(folder / CLOCK) as part:
+        part.write_text(f"{_boot()} {time.perf_counter()!r}", encoding="ascii")
+    with whole_file(folder / ORDER) as part:
+        part.write_bytes(bytes(encode(msgspec.structs.replace(order, arrays=()))[0]))
+
+
+def _same_clock(path: Path) -> bool:
+    """Whether this machine's monotonic clock has gone on since a file of `_write_order` was written."""
+    try:
+        boot, then_s = path.read_text(encoding="ascii").split(" ")
+        return boot == _boot() and float(then_s) <= time.perf_counter()
+    except (OSError, ValueError):
+        return False
+
+
+def _boot() -> str:
+    """Identity of this machine's start; empty where it has none."""
+    with contextlib.suppress(OSError):
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    return ""
 
 
 def _identity(order: Order) -> Probing | Running:

@@ -21,6 +21,7 @@ from testbed.experiments.field.devices.base import FILED, LINK, decode
 from testbed.experiments.inputs.state import PASSIVE, RADIO
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
+from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.experiments.runs.processes import proxy
 from testbed.power.sources import AUTO, NONE, SOURCES
 from testbed.protocols.orders import Probing, Running, digest_of
@@ -117,6 +118,8 @@ def carry_out(workdir: Path, name: str, bs_keys: str | None, insecure: bool, say
         document = measure(what.bs, what.iperf3, what.seconds, what.count, None, what.timeout_s, say, keys)
         results.write_text(kept.result / LINK, json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
+    if (kept.result / results.SUMMARY).is_file() and not (kept.result / JOURNAL).exists():
+        return  # it was complete when its process, or the agent, was ended
     files = Files(workdir)
     config = resolve_files(what.config, files, kept.owner)
     check_digests(what, files, kept.owner)

@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 
 from testbed.config import RunConfig
-from testbed.errors import BadInput
+from testbed.errors import BadInput, TestbedError
 from testbed.experiments.agent import files as agent_files
 from testbed.experiments.agent.files import FILES, Files, part_of
+from testbed.experiments.agent.runner import _wait_s
 from testbed.experiments.agent.serve import MOST_CHUNKS, Agent, AgentSetup, WaitingChunks, run_agent
-from testbed.experiments.agent.stored_orders import OrderStore, chunk_of, result_files, state_of
+from testbed.experiments.agent.stored_orders import CLOCK, ORDERS, OrderStore, chunk_of, result_files, state_of
 from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, carry_out, check_digests, resolve_files
+from testbed.experiments.results.directory import SUMMARY
+from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.protocols.codec import Packet, encode
 from testbed.protocols.orders import (
     CANCELLED,
@@ -303,6 +306,42 @@ def test_a_failed_order_is_tried_again_when_it_is_given_again(tmp_path: Path) ->
     assert second.answer(one, {})[0].state == "waiting"  # type: ignore[attr-defined]
     again = OrderStore(tmp_path).get("x")
     assert again is not None and again.count_crash() == 1
+
+
+def test_an_order_that_is_given_again_begins_at_its_new_start(tmp_path: Path) -> None:
+    """It waited for the first one, for up to a day after the machine had been started again."""
+    first, one = agent(tmp_path), Order(id="x", what=Running(RunConfig()), start_s=time.perf_counter() + 9000.0)
+    first.answer(one, {})
+    assert _wait_s(first._orders.waiting()[0]) > 8000
+    first.answer(msgspec.structs.replace(one, start_s=time.perf_counter() + 5.0), {})
+    for found in (first, agent(tmp_path)):
+        assert 0 < _wait_s(found._orders.waiting()[0]) <= 5
+
+
+@pytest.mark.parametrize("clock", ["another-boot 1.0", "{boot} {later!r}", "", None])
+def test_no_order_waits_for_a_time_of_a_clock_that_has_begun_anew(clock: str | None, tmp_path: Path) -> None:
+    agent(tmp_path).answer(Order(id="x", what=Running(RunConfig()), start_s=time.perf_counter() + 9000.0), {})
+    path = tmp_path / ORDERS / "x" / CLOCK
+    if clock is None:
+        path.unlink()
+    else:
+        boot = path.read_text().split()[0]
+        path.write_text(clock.format(boot=boot, later=time.perf_counter() + 1000.0))
+    (kept,) = agent(tmp_path)._orders.waiting()
+    assert _wait_s(kept) == 0
+
+
+def test_a_run_that_was_complete_when_its_process_ended_is_done(tmp_path: Path) -> None:
+    """It failed, each time: the folder held a finished run."""
+    agent(tmp_path).answer(Order(id="x", what=Running(RunConfig(bs="tcp://127.0.0.1:1", timeout_s=0.5))), {})
+    kept = OrderStore(tmp_path).get("x")
+    assert kept is not None
+    kept.result.mkdir()
+    (kept.result / SUMMARY).write_text("{}")
+    carry_out(tmp_path, "x", None, False, lambda _: None)  # reaches no base station
+    (kept.result / JOURNAL).write_text("")
+    with pytest.raises(TestbedError):
+        carry_out(tmp_path, "x", None, False, lambda _: None)
 
 
 class Talk:
