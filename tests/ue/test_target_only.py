@@ -72,6 +72,12 @@ async def test_a_bs_that_answers_but_does_not_go_on_is_waited_for_no_longer_than
     assert asyncio.get_running_loop().time() - before_s < 4 * TIMEOUT_S
 
 
+async def test_a_bs_that_refuses_all_the_time_is_said_to() -> None:
+    """The line said that it had refused for the last 0.1 s."""
+    with pytest.raises(LinkTimeout, match=r"did not go on within 1 s: it refused \(full\)"):
+        await decode(lambda request, _: [Busy(session=request.session, reason="full", retry_s=0.3)])
+
+
 def skips(request: Open, number: int) -> Iterable[Any]:
     yield token(request, 9)
 

@@ -63,6 +63,8 @@ class Patience:
         left_s, wait_s = self.left_s, max(asked_s, LEAST_REST_S if self._times else 0.0)
         self._times += 1
         if not await self._rest(min(wait_s, left_s)) and asked_s > left_s:
+            if self._times > 1:  # what is left says nothing of the times before
+                raise self.over(LinkTimeout(self._why))
             left = f"{max(0.0, left_s):.3g} of {self._timeout_s:g} s are left"
             raise LinkTimeout(f"the BS refuses for {asked_s:g} s: {message.reason}; {left}")
 
