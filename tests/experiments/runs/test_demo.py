@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from testbed.config import BFLOAT16_TIE, QUANTISED_TIE, DemoConfig
+from testbed.config import BFLOAT16_TIE, QUANTISED_TIE, DemoConfig, RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.runs.demo import run_config, run_demo
 from testbed.models.export import export_gguf
@@ -30,6 +31,19 @@ def test_ties_are_counted_unless_the_target_computes_in_float32(
     assert (
         run_config(vllm).tie_tolerance == 0 < run_config(msgspec.structs.replace(vllm, dtype="bfloat16")).tie_tolerance
     )
+
+
+def test_each_setting_of_a_demo_that_its_ue_has_too_is_read() -> None:
+    """The memory of the drafter was not: figures were those without. The channel state comes with the link."""
+    asked = set[str]()
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            asked.add(name)
+            return getattr(DemoConfig(), name)
+
+    run_config(Spy())  # type: ignore[arg-type]
+    assert set(RunConfig.__struct_fields__) & set(DemoConfig.__struct_fields__) - {"csi"} <= asked
 
 
 def test_a_demo_begins_among_no_other_files(tmp_path: Path) -> None:
