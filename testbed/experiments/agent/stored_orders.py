@@ -87,12 +87,12 @@ class StoredOrder:
             self.saved = True
 
     def begin_at(self, start_s: float) -> None:
-        """Take the start that the order has when it is given again.
+        """Take the start that the order has when it is given again; 0 leaves the one that was given before.
 
         Raises:
             TestbedError: it cannot be written.
         """
-        if start_s != self.start_s:
+        if start_s and start_s != self.start_s:
             _write_order(msgspec.structs.replace(self.order, start_s=start_s), self.folder)
             self.start_s = start_s
 

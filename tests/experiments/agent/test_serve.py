@@ -314,6 +314,7 @@ def test_an_order_that_is_given_again_begins_at_its_new_start(tmp_path: Path) ->
     first.answer(one, {})
     assert _wait_s(first._orders.waiting()[0]) > 8000
     first.answer(msgspec.structs.replace(one, start_s=time.perf_counter() + 5.0), {})
+    first.answer(msgspec.structs.replace(one, start_s=0.0), {})  # which names none: a device waits for its orders so
     for found in (first, agent(tmp_path)):
         assert 0 < _wait_s(found._orders.waiting()[0]) <= 5
 
