@@ -30,7 +30,8 @@ DISCARDED_WITHIN_S = 2.0
 
 
 class BoundedBodies:
-    """ASGI middleware that reads each body completely: answers 413 if it is too large, 408 if it takes too long.
+    """ASGI middleware that reads each body completely: answers 413 if it is too large, 408 if it takes too long, and
+    503 if the web server stops meanwhile.
 
     Args:
         unread: paths whose requests are served without their bodies. Without this, a client that may not do anything
@@ -56,6 +57,8 @@ class BoundedBodies:
             body = await asyncio.wait_for(self._read(scope, receive), self._within_s)
         except asyncio.TimeoutError:
             error = ApiError(408, f"the body did not come within {self._within_s:g} s", code="request_timeout")
+        except asyncio.CancelledError:  # by the web server; the task ends with the answer
+            error = ApiError(503, "the endpoint is stopping", kind="server_error", code="unavailable")
         except ApiError as too_large:
             error = too_large
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed.ue.api import bodies
+from testbed.ue.api import bodies, serve
 from testbed.ue.api.bodies import MOST_BYTES
 from testbed.ue.api.config import EndpointConfig
 from tests.support.endpoints import Site, endpoint, until
@@ -115,3 +115,17 @@ async def test_a_client_that_leaves_within_its_body_leaves_nothing(tmp_path: Pat
         raw._writer.close()
         await until(lambda: site.at_rest)
         assert (await site.client.models.list()).data[0].id == "words"
+
+
+async def test_stopping_answers_a_client_whose_body_has_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log got a traceback, and the client nothing."""
+    monkeypatch.setattr(serve, "GRACE_S", 1)
+    async with endpoint(tmp_path, EndpointConfig()) as site:
+        raw = await Raw.to(site)
+        await raw.send(post("content-length: 100") + b"{")
+        assert (await site.client.models.list()).data[0].id == "words"
+    status, document = await raw.answer()
+    assert (status, document["error"]["message"]) == (503, "the endpoint is stopping")
+    assert "Exception" not in caplog.text and "Traceback" not in caplog.text
