@@ -143,6 +143,7 @@ async def _answer(service: Service, request: fastapi.Request, body: ApiRequest, 
         jobs = [service.backend.job(order) for order in orders]
         reply = kind(service.name, sum(len(order.prompt) for order in orders))
         if not body.stream:
+            service.backend.check_room(len(jobs))
             ended = await beside([_client_stays(request)], together(_whole(job) for job in jobs))
             return JSONResponse(reply.whole(*zip(*ended, strict=True)))
         first = await beside([_client_stays(request)], _begin(jobs[0]))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from testbed.clock import within
-from testbed.errors import TestbedError
+from testbed.errors import BadInput, TestbedError
 from testbed.protocols.sampling import Sampling
 from testbed.ue.api.drafting_thread import DraftingThread
 from testbed.ue.api.stop_strings import Transcript
@@ -99,6 +99,7 @@ class Backend:
         """`queue`: largest number of waiting requests."""
         self.device, self.pair = device, pair
         self._places, self._queue, self.waiting = asyncio.Semaphore(sequences), queue, 0
+        self._most = sequences + queue
         self._choosing = asyncio.Lock()
         self._probing, self._probed_s, self._trouble = asyncio.Lock(), -math.inf, ""
         self._jobs: set[DecodingJob] = set()
@@ -107,6 +108,16 @@ class Backend:
     def job(self, order: OutputRequest) -> DecodingJob:
         """A new job for a request."""
         return DecodingJob(self, order)
+
+    def check_room(self, count: int) -> None:
+        """Refuse outputs that are asked for at once and never find room together, however idle the endpoint is.
+
+        Raises:
+            BadInput: there are more than can be decoded and wait at once.
+        """
+        if count > self._most:
+            most = f"at most {self._most} have room here; send fewer, or ask for a stream"
+            raise BadInput(f"{count} prompts in one request: {most}")
 
     async def enter(self, job: DecodingJob) -> None:
         """Wait for a free slot.

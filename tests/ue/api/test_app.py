@@ -425,6 +425,18 @@ async def test_a_bounded_number_waits_and_the_rest_is_told_to_come_again(tmp_pat
         await until(lambda: site.at_rest)
 
 
+async def test_more_prompts_than_places_and_queue_are_refused_for_good_unless_they_are_streamed(tmp_path: Path) -> None:
+    """The client was told to try again later, which never helped."""
+    async with endpoint(tmp_path, EndpointConfig(window=4, sequences=2, queue=3)) as site:
+        prompts, short = [[i, 7, 1] for i in range(6)], {"max_tokens": 3, "temperature": 0}
+        with pytest.raises(openai.BadRequestError, match="6 prompts in one request: at most 5 have room"):
+            await complete(site, prompts, **short)
+        assert len((await complete(site, prompts[:5], **short)).choices) == 5
+        chunks = [chunk async for chunk in await complete(site, prompts, **short, stream=True)]
+        assert {chunk.choices[0].index for chunk in chunks} == set(range(6))
+        await until(lambda: site.at_rest)
+
+
 async def test_drafting_does_not_hold_up_the_web_server(tmp_path: Path) -> None:
     async with endpoint(tmp_path, PATIENT) as site:
         site.drafter.opening.clear()
