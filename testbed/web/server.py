@@ -34,8 +34,9 @@ MOST_LEFT_BYTES = 2**23
 
 
 class BoundedHead(h11.Connection):
-    """Server side of a connection that refuses large heads of requests, and bodies of many small chunks, each of which
-    takes as long as a large one. h11 itself bounds unfinished heads only.
+    """Server side of a connection that refuses large heads of requests, bodies of many small chunks, each of which
+    takes as long as a large one, and bodies whose length a proxy may understand otherwise. h11 itself bounds unfinished
+    heads only.
     """
 
     _chunks = _body_bytes = 0
@@ -44,7 +45,8 @@ class BoundedHead(h11.Connection):
         """The next event.
 
         Raises:
-            RemoteProtocolError: a head of more than `MOST_HEAD_BYTES`, too many small chunks, or no HTTP.
+            RemoteProtocolError: a head of more than `MOST_HEAD_BYTES`, too many small chunks, a body with two lengths,
+                or no HTTP.
         """
         event = super().next_event()
         if isinstance(event, h11.Data):
@@ -58,6 +60,8 @@ class BoundedHead(h11.Connection):
             fields = sum(len(name) + len(value) + LINE_BYTES for name, value in event.headers)
             if len(event.method) + len(event.target) + fields > MOST_HEAD_BYTES:
                 raise h11.RemoteProtocolError("the head of the request is too large", error_status_hint=431)
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:  # RFC 9112, 6.1
+                raise h11.RemoteProtocolError("the body has two lengths", error_status_hint=400)
         return event
 
 

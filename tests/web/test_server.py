@@ -173,6 +173,19 @@ async def test_a_body_of_tiny_chunks_ends_its_connection(path: bytes, caplog: py
         assert (await whole.ask()).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("path", [b"/held", b"/", b"/health"])
+async def test_a_body_with_two_lengths_ends_its_connection(path: bytes) -> None:
+    """A proxy that goes by the other one takes the rest of the body for a request of somebody else."""
+    async with site(connections=20) as web:
+        asking = await web.connect()
+        head = POST.replace(b"/held", path).replace(b"\r\n\r\n", b"\r\nContent-Length: 4\r\n\r\n")
+        answer = await asking.ask(head + b"5\r\nhello\r\n0\r\n\r\n" + GET)
+        while piece := await asking.read():
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1 and not web.held
+        assert (await (await web.connect()).ask()).startswith(b"HTTP/1.1 200")
+
+
 async def test_received_bytes_are_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other connections have their turn between them."""
     sizes, turns, whole = list[int](), list[int](), H11Protocol.data_received
