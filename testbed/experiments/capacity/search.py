@@ -50,13 +50,23 @@ class CapacityPoint(NamedTuple):
 
 
 def run_point(point: CapacityPoint, directory: Path | None = None) -> CapacityRun:
-    """Results of a run, from its file if that exists."""
+    """Results of a run, from its file if that exists.
+
+    Raises:
+        BadInput: the file is damaged, or that of another run.
+    """
 
     def run() -> CapacityRun:
         system = system_of(point.system)
         return run_capacity(point.config, system, point.classes, point.seed, until=point.until, events=point.events)
 
-    return run() if directory is None else kept(directory / f"{point.key}.json", CapacityRun, run)
+    if directory is None:
+        return run()
+    path = directory / f"{point.key}.json"
+    found = kept(path, CapacityRun, run)
+    if (found.system, found.ues, found.seed) != (point.system, len(point.classes), point.seed):
+        raise BadInput(f"{path} is that of another run; remove it, and its result is computed again")
+    return found
 
 
 # ---------------------------------------------------------------- jobs in parallel

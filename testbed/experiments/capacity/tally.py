@@ -12,6 +12,7 @@ import msgspec
 
 from testbed.errors import BadInput
 from testbed.experiments.capacity.config import CapacityConfig
+from testbed.experiments.results.claims import Count, Quantity, Share
 from testbed.intervals import LEAST_JUDGED, ClassVerdict, class_verdict
 from testbed.ue.records import RoundRecord
 from testbed.virtual_time import VirtualClock
@@ -32,10 +33,10 @@ RoundEvent = tuple[float, float, bool]
 class ClassCount(msgspec.Struct):
     """Judged responses of one class."""
 
-    judged: int = 0
-    violated: int = 0
-    kept: int = 0
-    starved: int = 0
+    judged: Count = 0
+    violated: Count = 0
+    kept: Count = 0
+    starved: Count = 0
     """Violated responses that began before the end of the warm-up and never ended."""
 
     @property
@@ -56,38 +57,48 @@ class ClassCount(msgspec.Struct):
 
 
 class CapacityRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a run."""
+    """Results of a run.
+
+    Raises:
+        BadInput: parts that are more than the whole.
+    """
 
     system: str
-    ues: int
+    ues: Count
     seed: int
     classes: dict[str, ClassCount]
     """Counts by token speed."""
     complete: bool
     """Whether every judged response was decided; otherwise the run ended as soon as it was clear whether ε is kept."""
-    goodput_tps: float
+    goodput_tps: Quantity
     """Committed tokens a second within the horizon, of all UEs."""
-    drafted: int
+    drafted: Count
     """Tokens, within the horizon."""
-    accepted: int
-    rounds: int
-    empty: int
+    accepted: Count
+    rounds: Count
+    empty: Count
     """Rounds with an empty window."""
-    batch_size: float
+    batch_size: Quantity
     """Mean over rounds."""
-    busy_share: float
+    busy_share: Share
     """Share of the run during which the BS was verifying."""
-    evicted_tokens: int
-    memory_bound: float
+    evicted_tokens: Count
+    memory_bound: Share
     """Share of the plans in which the memory limit excluded a waiting request."""
-    virtual_s: float
-    cpu_s: float
-    uplink_share: float | None = None
+    virtual_s: Quantity
+    cpu_s: Quantity
+    uplink_share: Quantity | None = None
     """Mean share of a shared radio's uplink in use; None: UEs had links of their own."""
     events: list[RoundEvent] | None = None
     """Each round in the horizon."""
     passes: list[tuple[list[tuple[int, int]], float]] | None = None
     """Each pass: new and cached tokens of its requests, and its seconds."""
+
+    def __post_init__(self) -> None:
+        if self.accepted > self.drafted or self.empty > self.rounds:
+            raise BadInput("more tokens were accepted than drafted, or more rounds empty than there were")
+        if any(count.open < 0 or count.starved > count.violated for count in self.classes.values()):
+            raise BadInput("more responses were kept and violated than judged, or more starved than violated")
 
     def holds(self, epsilon: float, classes: Collection[str] | None = None) -> bool:
         """Whether every class, or those given, keeps ε, by enough judged responses.

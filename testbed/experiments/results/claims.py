@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,6 +22,10 @@ from testbed.files import claim, file_bytes, held, require_empty, whole_file, ya
 LOG = logging.getLogger(__name__)
 CONFIG = "config.yaml"
 INPUTS = "inputs.json"
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Quantity = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=2)]
+"""Numbers in results that are kept; what begins or ends outside of a short run may make a share of time more than 1."""
 C = TypeVar("C", bound=Config)
 T = TypeVar("T")
 
@@ -155,8 +159,12 @@ def kept(path: Path, kind: type[T], make: Callable[[], T]) -> T:
             part.write_bytes(msgspec.json.encode(made))
     try:
         return msgspec.json.decode(file_bytes(path), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadInput(f"{path} is damaged ({exc}); remove it, and its result is computed again") from exc
+
+
+KEYS = 2
+"""Version of the files of `kept_under`; results of an earlier one are computed again."""
 
 
 class _Named(msgspec.Struct, Generic[T]):
@@ -177,7 +185,7 @@ def kept_under(
     Raises:
         BadInput: the file is damaged, or of another result.
     """
-    key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=10).hexdigest()
+    key = hashlib.blake2b(msgspec.json.encode([KEYS, parts]), digest_size=10).hexdigest()
     path = folder / f"{key}.json"
     found: _Named[T] = kept(path, _Named[kind], lambda: _Named(key, make()))  # type: ignore[valid-type]
     try:

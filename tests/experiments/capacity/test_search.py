@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from testbed.experiments.capacity.search import (
 from testbed.experiments.capacity.systems import SYSTEMS
 from testbed.experiments.capacity.tally import CapacityRun
 from testbed.options import replaced
+from tests.support.refusals import refuse
 
 SMALL = CapacityConfig(
     horizon_s=3.0,
@@ -93,6 +95,29 @@ def test_a_capacity_is_where_a_scan_finds_it_and_is_found_again_from_files(
     assert any("sled" in text for text in told)
     monkeypatch.setattr(capacity_search, "run_capacity", None)
     assert run_jobs([capacity_of(SMALL, "sled", 10.0)], 1, tmp_path, lambda *_: None) == [found]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"accepted": 10**9}, "damaged"),
+        ({"goodput_tps": 1e18}, "damaged"),
+        ({"virtual_s": 1e308}, "damaged"),
+        ({"busy_share": 2.5}, "damaged"),
+        ({"classes": {"10": {"judged": 60, "kept": 10**9}}}, "damaged"),
+        ({"classes": {"10": {"judged": 60, "violated": -1}}}, "damaged"),
+        ({"seed": 7}, "another run"),
+        ({"ues": 3}, "another run"),
+        ({"system": "wisp"}, "another run"),
+    ],
+)
+def test_a_kept_run_that_cannot_be_is_refused(change: dict[str, object], said: str, tmp_path: Path) -> None:
+    point = CapacityPoint(SMALL, "sled", (10.0, 10.0), 0)
+    found = run_point(point, tmp_path)
+    assert run_point(point, tmp_path) == found
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | change))
+    refuse(lambda: run_point(point, tmp_path), BadInput, path.name, said, "remove it")
 
 
 def test_workers_find_what_one_process_finds() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from testbed.experiments.cell.grid.quota import Quota, verdict_of, verdict_so_fa
 from testbed.experiments.cell.recorded import recording_of
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
+from testbed.experiments.results.claims import Count, Quantity, Share
 from testbed.intervals import LEAST_JUDGED
 
 SPARE = 1.5
@@ -23,10 +24,6 @@ STEP_S = 0.25
 """Step at which a run may end."""
 
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Figure = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=2)]
-"""A share of time; what begins or ends outside of a short run may make it more than 1."""
 Binding = Literal["radio", "drafting", "verification"]
 
 
@@ -36,12 +33,12 @@ class CellOutcome(msgspec.Struct, frozen=True):
     ues: Count
     verdict: Literal["kept", "violated", "undecided"]
     """kept: every class had at most a share ε of late responses; violated; undecided: too few were judged."""
-    seconds: Figure
+    seconds: Quantity
     """Time of the run after the warm-up."""
     bound_by: Binding
     uplink_utilisation: Share
     busy_share: Share
-    goodput_tps: Figure
+    goodput_tps: Quantity
     jain: Share | None
     late: dict[str, tuple[Count, Count]]
     """Late responses of each class, and the number of those that were judged."""

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import msgspec
 
 from testbed.experiments.cell.config import CellConfig
-from testbed.experiments.cell.grid.judged import Binding, Figure, Share
+from testbed.experiments.cell.grid.judged import Binding
 from testbed.experiments.cell.grid.points import CellPoint, Row, Told, combinations, each_point, label
 from testbed.experiments.cell.rows import document
 from testbed.experiments.cell.run import run_cell
 from testbed.experiments.cell.several.workers import Spread
-from testbed.experiments.results.claims import kept_under
+from testbed.experiments.results.claims import Quantity, Share, kept_under
 from testbed.intervals import compared, paired_interval, repeats_interval
 from testbed.options import Config, option
 
@@ -34,7 +34,7 @@ MOVES = (
 """The same where there are several cells."""
 OF_THE_CELL = ("uplink_utilisation", "busy_share", "jain")
 
-_Known = Figure | None
+_Known = Quantity | None
 """A figure; None: it is not known."""
 _Delays = msgspec.defstruct("_Delays", [("mean", _Known)])
 _Group = msgspec.defstruct(

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from testbed.errors import BadInput
 from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, poisson_arrivals
 from testbed.experiments.latency.ramp.config import HINTS, RampConfig
+from testbed.experiments.results.claims import Count, Quantity
 from testbed.ue.records import RequestRecord
 from testbed.ue.windows.base import WindowPolicy
 from testbed.ue.windows.fixed import FixedWindow
@@ -24,18 +27,26 @@ Told = Callable[[str], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """Result of one request."""
+    """Result of one request.
 
-    step: int
-    at_s: float
-    latency_s: float
+    Raises:
+        BadInput: parts that are more than the whole.
+    """
+
+    step: Count
+    at_s: Quantity
+    latency_s: Quantity
     """Time from its arrival."""
-    tokens: int
-    rounds: int
-    drafted: int
-    accepted: int
-    rejections: int
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    rounds: Count
+    drafted: Count
+    accepted: Count
+    rejections: Count
     """Windows that were not accepted as a whole."""
+
+    def __post_init__(self) -> None:
+        if self.accepted > self.drafted or self.rejections > self.rounds:
+            raise BadInput("more tokens were accepted than drafted, or more windows rejected than there were rounds")
 
 
 class RampRun(msgspec.Struct, frozen=True):
@@ -43,10 +54,10 @@ class RampRun(msgspec.Struct, frozen=True):
 
     policy: str
     seed: int
-    loads: list[float]
+    loads: list[Quantity]
     answered: list[Answered]
     """Requests in order of arrival."""
-    switches: int | None = None
+    switches: Count | None = None
     """Window changes by the BS's controllers, of all UEs together; None: not counted."""
     late: float | None = None
     """Time by which passes exceeded the pace, as a share of their time; None without a pace."""

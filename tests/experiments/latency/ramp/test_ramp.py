@@ -15,6 +15,7 @@ from testbed.experiments.latency.ramp.config import HINTS, RampConfig
 from testbed.experiments.latency.ramp.measure import measure
 from testbed.experiments.latency.ramp.rows import table, write
 from testbed.experiments.latency.ramp.virtual import VirtualRamp
+from testbed.experiments.results.claims import claimed
 
 SMALL = RampConfig(
     windows=(0, 4), loads=(3.0, 20.0), requests=60, step_s=0.0, seeds=(0,), response=(16, 24), learn_from=1.0
@@ -135,6 +136,45 @@ def test_a_ramp_goes_on_where_it_stopped_and_leaves_its_files(tmp_path: Path) ->
     assert len(rows) == 6 and {row["policy"] for row in rows} == {"0", "4", HINTS}
     with pytest.raises(BadInput, match="holds another ramp"):
         measure(RampConfig(), out, told.append)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"accepted": 10**9}, "damaged"),
+        ({"accepted": 10**18}, "damaged"),
+        ({"tokens": 0}, "damaged"),
+        ({"at_s": -1.0}, "damaged"),
+        ({"latency_s": 1e15}, "damaged"),
+        ({"rejections": 10**6}, "damaged"),
+        ({"step": 1}, "another run"),
+    ],
+)
+def test_a_kept_run_that_cannot_be_is_refused(change: dict[str, float], said: str, tmp_path: Path) -> None:
+    path = one_run(tmp_path)
+    found = msgspec.json.decode(path.read_bytes())
+    found["answered"][0] |= change
+    path.write_bytes(msgspec.json.encode(found))
+    with pytest.raises(BadInput, match=rf"run-4-seed0\.json is .*{said}.*remove it"):
+        measure(SMALL, tmp_path, lambda line: None)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"policy": "0"}, {"loads": [1.0, 2.0]}, {"answered": []}])
+def test_a_kept_run_of_another_seed_or_load_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    path = one_run(tmp_path)
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | change))
+    with pytest.raises(BadInput, match="of another run"):
+        measure(SMALL, tmp_path, lambda line: None)
+
+
+def one_run(out: Path) -> Path:
+    """A run that is kept; the directory is that of `SMALL`."""
+    run = VirtualRamp(SMALL, lambda line: None).run("4", 0, SMALL.loads)
+    with claimed(SMALL, out, "ramp"):
+        for policy in SMALL.policies:
+            kept = out / f"run-{policy}-seed0.json"
+            kept.write_bytes(msgspec.json.encode(msgspec.structs.replace(run, policy=policy)))
+    return out / "run-4-seed0.json"
 
 
 def test_a_missing_run_is_named() -> None:
