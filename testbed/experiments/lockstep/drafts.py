@@ -93,13 +93,16 @@ def record_all(
     end_ids: Sequence[int],
     progress: Progress,
 ) -> list[Recorded]:
-    """Record all prompts, `LANES` at a time; returns them in order."""
-    decodings = (_decode(drafter, str(i), prompt, config, frozenset(end_ids)) for i, prompt in enumerate(prompts))
+    """Record all prompts, `LANES` at a time and equal ones once; returns them in order."""
+    asked = [tuple(prompt) for prompt in prompts]
+    distinct = list(dict.fromkeys(asked))
+    decodings = (_decode(drafter, str(i), prompt, config, frozenset(end_ids)) for i, prompt in enumerate(distinct))
     found: dict[int, Recorded] = {}
     for number, one in Lockstep(engine, LANES).run(decodings):
         found[number] = one
-        progress(len(found), len(prompts))
-    return [found[i] for i in range(len(prompts))]
+        progress(len(found), len(distinct))
+    numbers = {prompt: number for number, prompt in enumerate(distinct)}
+    return [found[numbers[prompt]] for prompt in asked]
 
 
 def _decode(

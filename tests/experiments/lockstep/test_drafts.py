@@ -199,3 +199,13 @@ def written(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     """A recording with something changed in its document."""
     document = msgspec.msgpack.decode(msgspec.msgpack.encode(recording(0.3)), strict=False)
     (folder / "drafts.msgpack").write_bytes(msgspec.msgpack.encode(change(document)))
+
+
+def test_equal_prompts_are_recorded_once() -> None:
+    """Their outputs may differ by rounding, and a recording with two outputs of a prompt is refused."""
+    told: list[tuple[int, int]] = []
+    config, engine = DraftsConfig(prompts=3), SyntheticEngine(vocab_size=VOCAB)
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
+    found = record_all(real(0.5), engine, prompts, config, ENDS, lambda done, of: told.append((done, of)))
+    assert [one.prompt for one in found] == prompts and found[0] is found[2]
+    assert told == [(1, 2), (2, 2)]
