@@ -129,12 +129,14 @@ def check_states(name: str, methods: Sequence[str], states: str = "predicting") 
 
 
 def load_drafter(name: str, options: DrafterOptions) -> Drafter:
-    """Load a drafter given by file or name.
+    """Load a drafter given by file or name. Warns of a memory of earlier requests that it does not look in.
 
     Raises:
         BadInput: unknown name.
         ModelError: it cannot be used.
     """
+    if options.memory_tokens and (hybrid_parts(name) or (name,))[0] != SUFFIX.kind:
+        LOG.warning("drafter %s remembers no earlier requests: a memory is for %s", name, SUFFIX.kind)
     return drafter_kind(name).load(name, options)
 
 

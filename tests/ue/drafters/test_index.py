@@ -111,6 +111,17 @@ def test_bad_requests_are_refused() -> None:
 def test_names() -> None:
     assert isinstance(load_drafter("ngram", DrafterOptions(vocab_size=10)), IndexDrafter)
     refuse(lambda: load_drafter("suffix", DrafterOptions()), BadInput, "--tokenizer")
+
+
+@pytest.mark.parametrize(("name", "told"), [("ngram", True), ("synthetic", True), ("suffix", False)])
+def test_a_memory_that_a_drafter_does_not_look_in_is_told(
+    name: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_drafter(name, DrafterOptions(vocab_size=10, memory_tokens=100)).close()
+    assert ("remembers no earlier requests" in caplog.text) == told
+    caplog.clear()
+    load_drafter(name, DrafterOptions(vocab_size=10)).close()
+    assert not caplog.records
     refuse(lambda: drafter_kind("suffix+nothing"), BadInput, "smollm2", "bundled")
     bundle = Path("own.gguf"), Path("own")
     assert drafter_and_tokenizer("suffix", None, bundle) == ("suffix", Path("own"))
