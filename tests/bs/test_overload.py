@@ -118,3 +118,24 @@ def test_one_ues_sessions_without_a_guarantee_leave_another_its_own(prompt: tupl
     waits = [r.queue_s for response in found.responses for r in response.record.rounds]
     print(f"\nseed {seed}, {prompt}: guaranteed {min(speeds[0]):.1f} tokens/s, others {statistics.median(free):.2f}")
     assert min(speeds[0]) >= 8 and all(speeds.values()) and max(waits) < 60
+
+
+@SEEDS
+def test_prompts_that_came_before_a_guarantee_leave_it_its_speed(seed: int) -> None:
+    """A UE sends 50 prompts of 3,700 tokens, two seconds before another gets 8 tokens/s: it had 0.7."""
+    verify = InteractionVerify(*SLOW_PASSES.values)
+    polite = Fleet(verify=verify, output=(100, 200), spread_s=0.5, begin_s=2.0, until_s=15.0, seed=seed)
+    hog = replace(polite, window=64, prompt=(3600, 3800), output=(5, 10), begin_s=0.0, until_s=3.0)
+    found = serve_visits(
+        [(polite, 8.0), *[(hog, None)] * 50],
+        Slo(coefficients=SLOW_PASSES, cuts=True),
+        estimator=OnlineEstimator(SLOW_PASSES),
+        admission=Admission(coefficients=SLOW_PASSES, max_requests=256),
+        sessions=SessionTable(owner=lambda peer: b"ue" if peer == b"ue-1" else b"hog"),
+        margin=0.02,
+    )
+    assert_lossless(found)
+    assert not found.failures
+    speeds = [len(r.record.token_ids) / r.record.latency_s for r in found.responses if r.ue == 0]
+    print(f"\nseed {seed}: guaranteed {min(speeds):.1f} tokens/s")
+    assert min(speeds) >= 8 and {r.ue for r in found.responses} == set(range(51))
