@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,11 +21,22 @@ from testbed.options import Config
 T = TypeVar("T")
 
 
+OF_A_TASK = (
+    ("input_tokens", 1, 10**9),
+    ("output_tokens", 1, 10**9),
+    ("power_w", 1e-30, 1e6),
+    ("gain", 1e-30, 1e6),
+    ("upload_bits", 1e-6, 1e18),
+)
+BOUNDS = (("bandwidth_hz", 1.0, 1e13), ("noise_w", 1e-30, 1e6), ("bits_per_token", 1e-6, 1e12))
+"""Least and largest values of a task and of a problem."""
+
+
 class Task(Config, frozen=True):
     """One user's task.
 
     Raises:
-        BadInput: no input or output tokens, or a power, gain or upload that is not positive.
+        BadInput: a number beyond `OF_A_TASK`.
     """
 
     input_tokens: int
@@ -39,16 +51,7 @@ class Task(Config, frozen=True):
     """D_k, such as the bits that a protocol sends; None: λ·I_k."""
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens"):
-            if (tokens := getattr(self, name)) is not None and tokens < 1:
-                raise BadInput(f"{name} of a task must be 1 or more, not {tokens}")
-        for name in ("power_w", "gain", "upload_bits"):
-            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
-                raise BadInput(f"{name} of a task must be positive and finite, not {value:g}")
-
-
-BOUNDS = (("bandwidth_hz", 1.0, 1e13), ("noise_w", 1e-30, 1e6), ("bits_per_token", 1e-6, 1e12))
-"""Least and largest values."""
+        _check(self, OF_A_TASK, " of a task")
 
 
 class Problem(Config, frozen=True):
@@ -80,9 +83,7 @@ class Problem(Config, frozen=True):
         longest = max(task.output_tokens or 0 for task in self.tasks)
         if self.max_output_tokens is not None and longest > self.max_output_tokens:
             raise BadInput(f"a task has {longest} output tokens, max_output_tokens is {self.max_output_tokens}")
-        for name, least, most in BOUNDS:
-            if (value := getattr(self, name)) is not None and not least <= value <= most:
-                raise BadInput(f"{name} must lie in [{least:g}, {most:g}], not {value:g}")
+        _check(self, BOUNDS)
 
     @property
     def inputs(self) -> IntArray:
@@ -134,6 +135,12 @@ class Problem(Config, frozen=True):
             alpha=_given("alpha", self.alpha),
             max_window=self.max_window,
         )
+
+
+def _check(part: Config, bounds: Sequence[tuple[str, float, float]], of: str = "") -> None:
+    for name, least, most in bounds:
+        if (value := getattr(part, name)) is not None and not least <= value <= most:
+            raise BadInput(f"{name}{of} must lie in [{least:g}, {most:g}], not {float(value):g}")
 
 
 def load_problem(path: Path) -> Problem:

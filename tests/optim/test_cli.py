@@ -138,9 +138,10 @@ def test_help_has_examples() -> None:
     ("changed", "said"),
     [
         ({"tasks": []}, "tasks is empty; give at least one"),
-        ({"tasks": [{"input_tokens": 3, "power_w": 0.2, "gain": 0.0}]}, "gain of a task must be positive"),
-        ({"tasks": [{"input_tokens": 3, "power_w": -1, "gain": 1e-9}]}, "power_w of a task must be positive"),
-        ({"tasks": [{"input_tokens": 0, "power_w": 0.2, "gain": 1e-9}]}, "input_tokens of a task must be 1 or more"),
+        ({"tasks": [{"input_tokens": 3, "power_w": 0.2, "gain": 0.0}]}, "gain of a task must lie in"),
+        ({"tasks": [{"input_tokens": 3, "power_w": -1, "gain": 1e-9}]}, "power_w of a task must lie in"),
+        ({"tasks": [{"input_tokens": 0, "power_w": 0.2, "gain": 1e-9}]}, "input_tokens of a task must lie in"),
+        ({"tasks": [{"input_tokens": 10**30, "power_w": 0.2, "gain": 1e-9}]}, "input_tokens of a task must lie in"),
         ({"tasks": [{"input_tokens": 3, "power_w": 0.2}]}, "missing required field `gain`"),
         ({"tasks": [{"input_tokens": 3.5, "power_w": 0.2, "gain": 1e-9}]}, "Expected `int`, got `float`"),
         ({"tasks": [{"input_tokens": 3, "power_w": 0.2, "gain": 1e-9, "x": 1}]}, "unknown field `x`"),
