@@ -81,13 +81,13 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
     """UEs begin in its first third, at a random point of a response as in steady state: that response's length has a
     probability in proportion to itself, and the point is uniform."""
     horizon_s: Annotated[
-        float, option("Responses that begin within it are judged. Assumption, ours.", above=0, unit="s")
+        float, option("Responses that begin within it are judged. Assumption, ours.", above=0, most=1e6, unit="s")
     ] = 60.0
     """Counted from the end of the warm-up. Each response is followed until it ends or its deadline (tokens / speed
     after its beginning) has passed, while the others continue."""
     judged: Annotated[
         int,
-        option("Least number of judged responses; the horizon is extended until then.", least=1),
+        option("Least number of judged responses; the horizon is extended until then.", least=1, most=10**7),
     ] = 300
     judged_class: Annotated[
         int,
@@ -95,6 +95,7 @@ class CapacityConfig(Config, frozen=True, kw_only=True):
             "Least number of judged responses of each class; the horizon is extended until then. A class with fewer "
             f"than {LEAST_JUDGED} is undecided.",
             least=0,
+            most=10**7,
         ),
     ] = LEAST_JUDGED
 

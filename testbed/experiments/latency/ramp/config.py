@@ -10,7 +10,8 @@ from testbed.options import option
 
 HINTS = "hinted"
 """Name of the policy that follows the BS's hints; the others are named by their window."""
-
+MOST_REQUESTS = 10**6
+"""Requests of a step, at most."""
 
 REAL = ("engine", "model", "dtype", "pace", "dataset", "max_tokens")
 """Options of real base stations alone."""
@@ -36,6 +37,7 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
         option(
             "Loads, climbing. Default: --steps of them, by measured throughput.",
             above=0,
+            most=1e5,
             unit="requests/s",
             panel="Load",
         ),
@@ -44,7 +46,7 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
     reach: Annotated[
         float, option("The last of them, as a share of the highest throughput of a fixed window.", least=0.05, most=2)
     ] = 1.1
-    requests: Annotated[int, option("Requests per step, at least.", least=8)] = 300
+    requests: Annotated[int, option("Requests per step, at least.", least=8, most=MOST_REQUESTS)] = 300
     step_s: Annotated[float, option("Duration of a step, at least.", least=0, below=1e6, unit="s")] = 30.0
     settle: Annotated[
         float, option("Share of a step's requests discarded while estimates and queues settle.", least=0, most=0.9)
@@ -92,6 +94,8 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
         window_config(self.controller)
         if list(self.loads) != sorted(set(self.loads)):
             raise BadInput("loads are positive requests a second, each higher than the one before")
+        if self.loads and self.loads[-1] * self.step_s > MOST_REQUESTS:
+            raise BadInput(f"a step has {MOST_REQUESTS} requests at most, not {self.loads[-1] * self.step_s:g}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise BadInput("give one seed or more, each 0 or more and once")
 

@@ -186,7 +186,7 @@ def test_a_missing_run_is_named() -> None:
     "given",
     [{"windows": ()}, {"windows": (1, 1)}, {"windows": (-1,)}, {"controller": "max_window=0"}, {"loads": (2.0, 1.0)},
      {"loads": (0.0,)}, {"seeds": ()}, {"alpha": 1.2}, {"requests": 1}, {"prompt": (5, 2)}, {"draft_ms": -1.0},
-     {"step_s": -1.0}, {"mixed": 1.0}, {"learn_from": 0.0}],
+     {"step_s": -1.0}, {"mixed": 1.0}, {"learn_from": 0.0}, {"loads": (1e18,)}, {"loads": (9e4,), "step_s": 60.0}],
 )  # fmt: skip
 def test_what_cannot_be_climbed_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(BadInput):
