@@ -217,18 +217,18 @@ class Slo(Scheduler):
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
             prompt = self._cuttable(entry)
-            most_s, kept_s, ue = math.inf, 0.0, entry.pending.ue
-            if entry.pending.speed_tps is None:
-                kept_s = places.of_others(ue)
-                most_s = self.spare_s - kept_s if batch else math.inf
+            ue, free = entry.pending.ue, entry.pending.speed_tps is None
+            room_s = places.room_s(ue, self.spare_s - took_s) if free and batch else math.inf
             own = self._own(entry, used[ue]) if others(ue) else math.inf
             if own < entry.new and not prompt:
                 continue
             fits = entry.new <= min(own, self.max_tokens - tokens) and kv + entry.kv <= room
-            fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and took_s + entry.share_s <= most_s
+            fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and entry.share_s <= room_s
             if prompt and self.hold_s is not None:
-                if not (fits and took_s + entry.share_s <= self.hold_s - kept_s):
-                    spare_s = min(self.hold_s - kept_s, most_s, due_s - now_s) - took_s
+                hold_s = self.hold_s - took_s
+                room_s = min(room_s, places.room_s(ue, hold_s) if free else hold_s)
+                if not (fits and entry.share_s <= room_s):
+                    spare_s = min(room_s, due_s - now_s - took_s)
                     most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
                     cut = _piece(entry, min(own, most if batch else max(most, PIECE)), self.coefficients)
                     if cut is None:

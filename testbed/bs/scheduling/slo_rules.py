@@ -60,8 +60,8 @@ PRINTED = Rules(late="stop", own_token=False, filling=False)
 
 class Places:
     """Time of a pass that requests without a guarantee leave to the first request of each other UE: what it takes, and
-    at most an equal part for each UE. Late ones would otherwise fill pass after pass, and a prompt that came after them
-    would not begin.
+    at most an equal part for each UE, which the first request of the UE itself has, too. Late ones would otherwise fill
+    pass after pass, and a prompt that came after them would not begin.
 
     Args:
         line: UE and pass time T̂ of each request, in the order in which they would be taken.
@@ -70,13 +70,15 @@ class Places:
 
     def __init__(self, line: Sequence[tuple[bytes, float]], pass_s: float) -> None:
         first_s = dict(reversed(line))
-        most_s = max(0.0, pass_s) / max(1, len(first_s))
-        self._left_s = {ue: min(share_s, most_s) for ue, share_s in first_s.items()}
+        self._part_s = max(0.0, pass_s) / max(1, len(first_s))
+        self._left_s = {ue: min(share_s, self._part_s) for ue, share_s in first_s.items()}
         self._sum_s = math.fsum(self._left_s.values())
 
-    def of_others(self, ue: bytes) -> float:
-        """Time for the UEs of which no request is in the pass, without this one."""
-        return max(0.0, self._sum_s - self._left_s.get(ue, 0.0))
+    def room_s(self, ue: bytes, left_s: float) -> float:
+        """Time for a request of a UE, of what is left of the pass."""
+        if ue not in self._left_s:
+            return left_s - max(0.0, self._sum_s)
+        return max(left_s - max(0.0, self._sum_s - self._left_s[ue]), min(left_s, self._part_s))
 
     def take(self, ue: bytes) -> None:
         """A request of this UE is in the pass."""
