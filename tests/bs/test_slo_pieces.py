@@ -107,6 +107,18 @@ def test_late_prompts_without_a_guarantee_leave_a_place_to_those_of_other_ues(sp
     assert took_s(batch) > 0.2 and len(batch) == 1  # alone, it has all the time
 
 
+@pytest.mark.parametrize("hold_s", [0.0, 0.011, 0.05, 0.08, 0.2])
+def test_however_short_a_pass_may_be_a_prompt_with_a_guarantee_begins(hold_s: float) -> None:
+    """Equal parts of a short pass held no piece, so that late prompts alone were computed."""
+    plan = Slo(coefficients=TIMES, hold_s=hold_s, spare_s=max(hold_s, 0.02))
+    crowd = [waiting(f"c{i}", 3800, 0, speed_tps=None, arrived_s=NOW_S - 9, ue=b"crowd") for i in range(50)]
+    batch = plan.plan([*crowd, waiting("other", 200, speed_tps=8.0, ue=b"other")], NOW_S)
+    assert [item.ue for item in batch] == [b"crowd", b"other"]
+    assert took_s(batch) <= max(hold_s, TIMES.c + TIMES.share_s(PIECE, 0)) + TIMES.share_s(PIECE, 0) + 1e-9
+    slow = waiting("slow", 200, speed_tps=1e-3, ue=b"slow")  # nothing hurries
+    assert hold_s > 0.05 or [item.ue for item in plan.plan([*crowd, slow], NOW_S)] == [b"crowd"]
+
+
 @pytest.mark.parametrize("size", [2, 5, 12])
 def test_a_late_round_without_a_guarantee_keeps_those_of_no_ue_out_of_the_pass(size: int) -> None:
     plan = Slo(coefficients=TIMES, hold_s=0.25, spare_s=0.25)

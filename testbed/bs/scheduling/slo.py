@@ -32,6 +32,8 @@ WORTH = 2
 """Passes with prompts or with requests without a guarantee may last this many times c, however fast a guaranteed speed
 is."""
 
+Others = Callable[[bytes], bool]
+
 
 class TimedRequest(NamedTuple):
     """A pending request as the scheduler sees it at one moment."""
@@ -62,6 +64,8 @@ class Queues(NamedTuple):
     """Critical requests, earliest deadline first."""
     utility: tuple[TimedRequest, ...]
     """The others, highest utility first."""
+    critical_s: float
+    """Latest start time up to which a request is critical."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +143,7 @@ class Slo(Scheduler):
         line = [*queues.urgent, *queues.utility]
         if self.rules.late == "last":
             line.sort(key=lambda entry: entry.late)
-        return self._fill(line, now_s, others_have_rounds(self.heard, pending, now_s))
+        return self._fill(line, now_s, queues.critical_s, others_have_rounds(self.heard, pending, now_s))
 
     def after(self, pending: Sequence[Pending], batch: Sequence[Pending]) -> Slo:
         """See `Scheduler.after`: it remembers who has rounds."""
@@ -156,7 +160,7 @@ class Slo(Scheduler):
             (urgent if critical_s >= entry.lst_s else others).append(entry)
         urgent.sort(key=_by_deadline)
         others.sort(key=_by_utility)
-        return Queues(tuple(urgent), tuple(others))
+        return Queues(tuple(urgent), tuple(others), critical_s)
 
     def learn(self, coefficients: Coefficients | None, budget_s: float | None) -> Slo:
         """The same scheduler with new coefficients. Requests without a guarantee and, if they are cut, prompts make no
@@ -206,13 +210,13 @@ class Slo(Scheduler):
         share_s = math.fsum(entry.share_s for entry in entries) / max(1, len(entries))
         return GUARD_PASSES * (self.coefficients.c + size * share_s)
 
-    def _fill(self, line: Sequence[TimedRequest], now_s: float, others: Callable[[bytes], bool]) -> list[Pending]:
+    def _fill(self, line: Sequence[TimedRequest], now_s: float, critical_s: float, others: Others) -> list[Pending]:
         """FEASIBLEADD of Algorithm 1, request by request; T̂ grows by the share of each."""
         batch: list[Pending] = []
         room = math.inf if self.kv_tokens is None else self.kv_tokens
         tokens, kv, took_s, due_s = 0, 0, self.coefficients.c, math.inf
         blocks, used = self.rules.late == "stop", Counter[bytes]()
-        places = Places([(entry.pending.ue, entry.share_s) for entry in line], self._most_s() - took_s)
+        places = Places([(entry.pending.ue, entry.share_s) for entry in line], took_s, self.spare_s, self.hold_s)
         for entry in line:
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
@@ -225,8 +229,8 @@ class Slo(Scheduler):
             fits = entry.new <= min(own, self.max_tokens - tokens) and kv + entry.kv <= room
             fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and entry.share_s <= room_s
             if prompt and self.hold_s is not None:
-                hold_s = self.hold_s - took_s
-                room_s = min(room_s, places.room_s(ue, hold_s) if free else hold_s)
+                least_s = self._least_s(entry, self.hold_s) if ue not in used and entry.lst_s <= critical_s else 0.0
+                room_s = min(room_s, places.prompt_s(ue, self.hold_s - took_s, free, least_s))
                 if not (fits and entry.share_s <= room_s):
                     spare_s = min(room_s, due_s - now_s - took_s)
                     most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
@@ -258,9 +262,10 @@ class Slo(Scheduler):
             return self.own_tokens - before - (item.weight - item.new_tokens)
         return max(self.own_tokens, PIECE) if self._cuttable(entry) else math.inf
 
-    def _most_s(self) -> float:
-        """Longest pass that prompts and requests without a guarantee may cause; infinite: any."""
-        return min(self.spare_s, math.inf if self.hold_s is None else self.hold_s)
+    def _least_s(self, entry: TimedRequest, hold_s: float) -> float:
+        """Time of a piece of a prompt where a pass of `hold_s` has none beside another one; else 0."""
+        piece_s = self.coefficients.share_s(PIECE + 1, entry.pending.cached_tokens)
+        return piece_s if hold_s - self.coefficients.c < 2 * piece_s else 0.0
 
     def _cuttable(self, entry: TimedRequest) -> bool:
         return self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE

@@ -65,11 +65,13 @@ class Places:
 
     Args:
         line: UE and pass time T̂ of each request, in the order in which they would be taken.
-        pass_s: longest pass that they may cause, without its constant.
+        constant_s: c, of each pass.
+        most_s: longest passes that they may cause; None: any.
     """
 
-    def __init__(self, line: Sequence[tuple[bytes, float]], pass_s: float) -> None:
+    def __init__(self, line: Sequence[tuple[bytes, float]], constant_s: float, *most_s: float | None) -> None:
         first_s = dict(reversed(line))
+        pass_s = min(math.inf if one is None else one for one in most_s) - constant_s
         self._part_s = max(0.0, pass_s) / max(1, len(first_s))
         self._left_s = {ue: min(share_s, self._part_s) for ue, share_s in first_s.items()}
         self._sum_s = math.fsum(self._left_s.values())
@@ -79,6 +81,12 @@ class Places:
         if ue not in self._left_s:
             return left_s - max(0.0, self._sum_s)
         return max(left_s - max(0.0, self._sum_s - self._left_s[ue]), min(left_s, self._part_s))
+
+    def prompt_s(self, ue: bytes, left_s: float, free: bool, least_s: float) -> float:
+        """Time for a prompt, of what is left of the longest pass that prompts may cause; with a guarantee (not `free`)
+        at least `least_s`, however short that pass may be.
+        """
+        return self.room_s(ue, left_s) if free else max(left_s, least_s)
 
     def take(self, ue: bytes) -> None:
         """A request of this UE is in the pass."""
