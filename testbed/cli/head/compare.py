@@ -67,7 +67,10 @@ def compare(
         testbed head compare blind=b0,b1,b2 csi=h0,h1,h2 --episodes runs/heldout --losses 5,10,20
     """
     channels = tuple(map(_channel, channel)) if channel else config.channels
-    config = msgspec.structs.replace(config, heads=dict(map(_named, head)), channels=channels)
+    heads = [_named(text) for text in head]
+    if len({name for name, _ in heads}) < len(heads):
+        raise BadInput("each head needs a name of its own")
+    config = msgspec.structs.replace(config, heads=dict(heads), channels=channels)
     document = _compared(config, out)
     if as_json:
         print_json(document)

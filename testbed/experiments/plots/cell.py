@@ -60,7 +60,7 @@ def _drawn(rows: Sequence[Row], varied: Sequence[str]) -> Any:
         from_zero(axes.flat[0])  # once all panels are drawn, since they share the axis
     for part, colour in BINDING.items():
         axes[0, 0].plot([], [], MARKERS[part], color=colour, label=f"bound by {part}")
-    if any(row.get("kept", 1.0) < 1 for row in rows):
+    if any((row.get("kept", 1.0) or 0.0) < 1 for row in rows):
         axes[0, 0].plot([], [], "o", color="0.4", markerfacecolor="none", label="not sustained with every seed")
     for row_of_panels in axes:
         row_of_panels[0].set_ylabel("UEs")

@@ -41,6 +41,8 @@ MOST_POINTS = 1_000_000
 RUN_KEYS = DemoConfig.__struct_fields__
 _SAME = {LEVEL: "threshold", PROTOCOL: "methods"}
 """Keys with the same meaning."""
+_SHORT = {LEVEL: ("threshold",), PROTOCOL: ("methods",), RATE: ("uplink_mbps", "downlink_mbps")}
+"""Keys that set others."""
 LINK_KEYS = tuple(name for name in ChannelSpec.__struct_fields__ if name not in ("kind", "via"))
 KNOWN = tuple(dict.fromkeys((*RUN_KEYS, *LINK_KEYS, RATE, PAYLOAD, PROTOCOL, LEVEL)))
 
@@ -91,7 +93,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
         """Name of its directory: a digest of everything that its results depend on."""
         parts = [resolved(self.config), channel_text(self.channel), self.payload]
         if head := judging(self.config)[1]:
-            parts.append(head_stamp(head))
+            parts.append(directory_stamp(head_directory(head)))
         link = [self.channel.file, self.channel.profile, self.channel.shares]
         run = [self.config.dataset, self.config.model, self.config.drafter, scorer_file(self.config.scorer)]
         files = dict.fromkeys(file for name in (*link, *run) if name for file in (name, name.rpartition("+")[2]))
@@ -266,6 +268,9 @@ def _named(config: SweepConfig, values: Values, runnable: bool) -> SweepPoint:
 
 
 def _point(config: SweepConfig, values: Values, runnable: bool) -> SweepPoint:
+    for key, others in _SHORT.items():
+        if key in values and (both := values.keys() & set(others)):
+            raise BadInput(f"{key} sets {' and '.join(sorted(both))}: give only one of them")
     payload = values.get(PAYLOAD, OWN)
     link = {key: value for key, value in values.items() if key in LINK_KEYS}
     if RATE in values:
@@ -292,8 +297,3 @@ def _threshold(level: Any) -> float:
     if not (isinstance(level, int | float) and 0 <= level <= LEVELS):
         raise BadInput(f"level must lie in 0..{LEVELS}, not {level!r}")
     return level / LEVELS
-
-
-def head_stamp(head: str) -> str:
-    """Digest of a head's files."""
-    return directory_stamp(head_directory(head))

@@ -46,6 +46,8 @@ class RecordedAgent:
         self.asked: list[str] = []
         self.cancelled: list[str] = []
         self.dropped: list[str] = []
+        self.offsets: list[float] = []
+        """Offsets that are measured next."""
         self.brings = Path()
         """Folder with the results of every order."""
         self.twice = False
@@ -71,6 +73,10 @@ class RecordedAgent:
         for file in state.files:
             out.mkdir(parents=True, exist_ok=True)
             shutil.copy(self.brings / file.name, out)
+
+    def synchronise(self) -> None:
+        if self.offsets:
+            self.offset = Offset(self.offsets.pop(0), 0.0, 0.0)
 
     def drop(self, order: str) -> None:
         self.dropped.append(order)
@@ -102,6 +108,26 @@ def test_results_of_another_directory_are_not_taken_for_those_of_this_one(config
     ids = [order.id for order in agent.orders]
     pattern = r"hall-near-[0-9a-f]{8}-1-fh-[0-9a-f]{8}-[0-9a-f]{10}"
     assert len(set(ids)) == 3 and ids[1] == ids[3] and all(re.fullmatch(pattern, name) for name in ids)
+
+
+def test_a_step_begins_by_the_clock_that_the_agent_has_now(config: RunConfig, tmp_path: Path) -> None:
+    """After its machine had been started again, the agent waited for as long as that had been up before."""
+    agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "together-1-fh"
+    remote, agent.offsets = device(agent), [25_000.0, -3.0]
+    for start_s, offset_s in ((5.0, 25_000.0), (9.0, -3.0)):
+        remote.begin(config, tmp_path, out, start_s)
+        assert agent.orders[-1].start_s == start_s + offset_s == start_s + remote.offset_s
+
+
+def test_a_step_in_which_an_agents_clock_begins_anew_does_not_count(config: RunConfig, tmp_path: Path) -> None:
+    agent, out = RecordedAgent(), tmp_path / "cells" / "near" / "together-1-fh"
+    remote, agent.offsets = device(agent), [25_000.0, -3.0]
+    remote._bring = lambda *_: None  # type: ignore[method-assign]
+    remote.begin(config, tmp_path, out, 5.0)
+    refuse(lambda: remote.run(config, tmp_path, out), AgentError, "tcp://ue:1 began anew")
+    agent.offsets = [7.0, 7.5]
+    remote.begin(config, tmp_path, out, 5.0)
+    remote.run(config, tmp_path, out)
 
 
 def test_a_step_that_begins_anew_takes_no_earlier_result(config: RunConfig, tmp_path: Path) -> None:

@@ -83,6 +83,26 @@ def test_every_field_of_a_run_may_vary(key: str) -> None:
     assert getattr(made[0].config, key) == value
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"rate_mbps": 20, "uplink_mbps": 1}, {"rate_mbps": 20, "downlink_mbps": 1}, {"level": 4, "threshold": 0.5},
+     {"protocol": "fh", "methods": ["greedy"]}],
+)  # fmt: skip
+def test_a_key_that_sets_another_is_not_given_beside_it(values: dict[str, Any]) -> None:
+    """One of them had no effect, and rows stated it nevertheless."""
+    first, second = values
+    for config in (
+        SweepConfig(run=RUN, include=[values]),
+        SweepConfig(run=RUN, grid={first: [values[first]], second: [values[second]]}),
+        SweepConfig(run=RUN, grid={first: [values[first]]}, series=[{"name": "x", second: values[second]}]),
+    ):
+        if config.series and first != "rate_mbps":
+            assert len(points(config)) == 1  # the series' key stands for the grid's
+        else:
+            with pytest.raises(BadInput, match=f"{first} sets {second}: give only one"):
+                points(config)
+
+
 def test_a_point_may_have_a_link_of_another_kind() -> None:
     made = points(SweepConfig(run=RUN, grid={"channel": ["kind=none", RUN.channel]}))
     assert [p.channel.is_virtual for p in made] == [False, True]

@@ -133,7 +133,7 @@ def point_rows(config: SustainConfig, point: CellPoint, out: Path | None) -> lis
 
     seeds = range(config.cell.seed, config.cell.seed + config.repeats)
     if config.ues:
-        return [point.labels | _at(ues, [run(ues, seed) for seed in seeds]) for ues in config.ues]
+        return [point.labels | _at(ues, [run(ues, seed) for seed in seeds], config.epsilon) for ues in config.ues]
     given = sum(group.count for group in point.cell.ues if group.traffic == "tokens")
     found: list[int] = []
     ends: list[CellOutcome] = []
@@ -173,11 +173,7 @@ def _kept_classes(epsilon: float, ues: int) -> Generator[int, CellOutcome, bool]
         BadInput: too few responses were judged to tell, and not too many of them are late.
     """
     found = yield ues
-    if (
-        found.verdict == "undecided"
-        and found.late
-        and all(late <= epsilon * judged for late, judged in found.late.values())
-    ):
+    if found.late and _open(found, epsilon):
         counts = ", ".join(f"{name} {judged}" for name, (_, judged) in found.late.items())
         raise BadInput(f"{found.ues} UEs: too few responses were judged ({counts}): give the cell more seconds")
     return found.verdict == "kept"
@@ -195,9 +191,16 @@ def _searched(job: Generator[int, CellOutcome, int], run: Callable[[int], CellOu
         return int(end.value), runs[max(1, int(end.value))]
 
 
-def _at(ues: int, runs: Sequence[CellOutcome]) -> Row:
+def _open(found: CellOutcome, epsilon: float) -> bool:
+    """Whether too few responses were judged to tell, and not too many of them are late; also where none has a class."""
+    late = all(late <= epsilon * judged for late, judged in found.late.values())
+    return found.verdict == "undecided" and late
+
+
+def _at(ues: int, runs: Sequence[CellOutcome], epsilon: float) -> Row:
+    """Share of the seeds in which the classes are kept; None: that of some is open."""
     kept_share = sum(run.verdict == "kept" for run in runs) / len(runs)
-    return {"ues": ues, "kept": kept_share, **_means(runs)}
+    return {"ues": ues, "kept": None if any(_open(run, epsilon) for run in runs) else kept_share, **_means(runs)}
 
 
 def _means(runs: Sequence[CellOutcome]) -> Row:

@@ -87,9 +87,7 @@ class AgentConnection:
         """Time until the last message of each kind was answered."""
         self._link = self._loop.run_until_complete(_link(address, found))
         try:
-            greetings = [self._greet(token) for token in range(GREETINGS)]
-            self.standing: Standing = greetings[-1][1]
-            self.offset = self._offset([handshake for handshake, _ in greetings])
+            self.synchronise()
         except BaseException:
             self.close()
             raise
@@ -104,9 +102,12 @@ class AgentConnection:
         packet = self._ask(Call(version=VERSION, token=token), Standing, lambda found: found.token == token)
         return Handshake(sent_s, packet.message.time_s, time.perf_counter()), packet.message
 
-    def _offset(self, greetings: list[Handshake]) -> Offset:
+    def synchronise(self) -> None:
+        """Ask how the agent stands, and measure the offset of its clock, which begins anew with its machine."""
+        greetings = [self._greet(token) for token in range(GREETINGS)]
+        self.standing: Standing = greetings[-1][1]
         try:
-            return clock_offset(greetings)
+            self.offset: Offset = clock_offset([handshake for handshake, _ in greetings])
         except BadInput as exc:
             raise AgentError(f"the clock of the agent at {self.address} cannot be used: {exc}") from exc
 

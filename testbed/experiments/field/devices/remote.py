@@ -34,6 +34,8 @@ NEWS_S = 60.0
 """Interval of lines about an order for which a command waits."""
 SPARE_S = 120.0
 """Time that a measurement may take beyond that of its parts."""
+SAME_CLOCK_S = 1.0
+"""Least change of a clock's offset that tells that it began anew."""
 MARK = 12
 """Number of digits of the digest that prefix an uploaded file's name."""
 
@@ -92,6 +94,7 @@ class AgentDevice:
     def begin(self, config: RunConfig, folder: Path, out: Path, start_s: float) -> None:
         """See `Device.begin`; the order is a new one, since results of an earlier attempt do not count."""
         self._agent.cancel(f"{self._cell(out)}-")
+        self._agent.synchronise()
         order = self._order(config, out)
         name = f"{order.id}-{time.time_ns()}"
         self._begun = msgspec.structs.replace(order, id=name, start_s=start_s + self.offset_s)
@@ -99,9 +102,14 @@ class AgentDevice:
 
     def run(self, config: RunConfig, folder: Path, out: Path) -> None:
         """See `Device.run`."""
-        order, self._begun = self._begun or self._order(config, out), None
+        begun, self._begun = self._begun, None
+        order, before_s = begun or self._order(config, out), self.offset_s
         self._agent.order(order)
         self._bring(self._done(order.id), config, out)
+        if begun:
+            self._agent.synchronise()
+            if abs(self.offset_s - before_s) > SAME_CLOCK_S:
+                raise AgentError(f"the clock of {self._agent.address} began anew while all places ran together")
 
     def collect(self, config: RunConfig, out: Path) -> bool:
         """Fetch a run if it is done; returns whether it was. Nothing is uploaded: the agent learns the order's id."""

@@ -142,6 +142,13 @@ def test_ues_of_whom_none_has_a_promise_decide_nothing() -> None:
     crowd = msgspec.structs.replace(FH, name="crowd", count=5, class_tps=None)
     cell = msgspec.structs.replace(CELL, seconds=4.0, ues=(crowd, msgspec.structs.replace(FH, class_tps=500.0)))
     rows = sustain(SustainConfig(cell=cell, ues=(1, 6), repeats=1), None, 1, lambda done, total: None)
-    assert [(row["ues"], row["kept"]) for row in rows] == [(1, 0.0), (6, 0.0)]
+    assert [(row["ues"], row["kept"]) for row in rows] == [(1, None), (6, 0.0)]
     (row,) = sustain(SustainConfig(cell=cell, repeats=1), None, 1, lambda done, total: None)
     assert row["ues_by_seed"] == [0]
+
+
+def test_of_given_numbers_without_a_ue_of_a_class_it_is_open_whether_classes_are_kept() -> None:
+    """The cell was shown as one that keeps them in no seed."""
+    cell = msgspec.structs.replace(CELL, ues=(FH, UeGroup(name="free", protocol="greedy", count=30, response=(8, 16))))
+    (row,) = sustain(SustainConfig(cell=cell, ues=(2,), repeats=1), None, 1, lambda done, total: None)
+    assert row["kept"] is None
