@@ -268,11 +268,12 @@ class FailoverClient(Client):
 
     async def _takes_less(self) -> bool:
         """Whether the serving station can no longer be used, by its answer to a new greeting. It is asked only if
-        another one could serve, since a greeting ends the UE's sessions, which are opened again.
+        another one could serve, and no other request is under way, since a greeting ends the UE's sessions.
         """
         station, hello = self._stations[self._at], self._hello
         known, until_s = station.welcome, self.clock.time() + PROBE_S
-        if hello is None or not any(one.welcome is not None for one in self._stations if one is not station):
+        others = any(one.welcome is not None for one in self._stations if one is not station)
+        if hello is None or not others or sum(session >= 0 for session in self._mail) > 1:
             return False
         await station.link.send(encode(hello))
         while station.welcome is known and (left_s := until_s - self.clock.time()) > 0:

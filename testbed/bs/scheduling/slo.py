@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from testbed.bs.pending import PIECE, Pending
 from testbed.bs.scheduling.base import Heard, Scheduler, heard, others_have_rounds
-from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, Places, Rules, budget_s
+from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, UNHURRIED, Places, Rules, budget_s
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
 
@@ -221,7 +221,8 @@ class Slo(Scheduler):
             exempt = not self.protect or (entry.late and not blocks)
             tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
             prompt = self._cuttable(entry)
-            ue, free = entry.pending.ue, entry.pending.speed_tps is None
+            ue, unhurried = entry.pending.ue, entry.lst_s > max(critical_s, now_s + UNHURRIED * self.patience_s)
+            free = unhurried or entry.pending.speed_tps is None
             room_s = places.room_s(ue, self.spare_s - took_s) if free and batch else math.inf
             own = self._own(entry, used[ue]) if others(ue) else math.inf
             if own < entry.new and not prompt:

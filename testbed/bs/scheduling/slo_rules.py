@@ -57,6 +57,11 @@ REPAIRED = Rules()
 PRINTED = Rules(late="stop", own_token=False, filling=False)
 """Algorithm 1 as printed: a late request is never served, and neither is any behind it."""
 
+UNHURRIED = 10
+"""Multiple of the patience with requests without a guarantee from which on the time that is left to one with a
+guarantee makes it like them: a low guarantee would have passes last as long as its deadline is far.
+"""
+
 
 class Places:
     """Time of a pass that requests without a guarantee leave to the first request of each other UE: what it takes, and

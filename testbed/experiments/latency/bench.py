@@ -140,8 +140,14 @@ def run_bench(config: BenchConfig, out: Path | None, say: Say) -> dict[str, Any]
     return document
 
 
+OF_OWN_STATION = ("engine", "dtype")
+"""Options of the base station that is started for the measurement."""
+
+
 def _measured(config: BenchConfig, limits: Mapping[str, float], say: Say) -> dict[str, Any]:
     """The document of `summary.json`."""
+    if config.bs is not None:
+        config.refuse_unused(OF_OWN_STATION, "with --bs")
     run = RunConfig(
         methods=config.methods, window=config.window, limit=config.requests * len(config.rates), dataset=config.dataset,
         max_tokens=config.max_tokens, drafter=config.drafter, seed=config.seed, concurrency=config.max_concurrency,
@@ -155,7 +161,10 @@ def _measured(config: BenchConfig, limits: Mapping[str, float], say: Say) -> dic
             rows = asyncio.run(_measure(config, work, drafter, address, limits, say))
         finally:
             drafter.close()
-    return {**results.summary(resolved(config), config.seed, results.host(), rows), "kind": "bench"}
+    stated = resolved(config)
+    if config.bs is not None:  # what it computes with is not known here
+        stated |= dict.fromkeys(OF_OWN_STATION)
+    return {**results.summary(stated, config.seed, results.host(), rows), "kind": "bench"}
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from testbed.unpacked import parquet_table
 
 Reals = NDArray[np.float64]
 MAX_SAMPLES = 1_000_000
+PLACES = ("method", "request", "begin_s")
+"""Columns that tell when a round began, and in which request."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
     path = run_dir / "rounds.parquet"
     names = {name: "csi_time_s" if name == "t_s" else f"csi_{name}" for name in COLUMNS}
     try:
-        table = parquet_table(path, {*names.values(), "csi_source"}.__contains__, MOST_ROWS)
+        table = parquet_table(path, {*names.values(), *PLACES, "csi_source"}.__contains__, MOST_ROWS)
     except (OSError, pa.ArrowException) as exc:
         raise BadInput(f"{run_dir} is not a run directory: cannot read rounds.parquet ({exc})") from exc
     missing = sorted({*names.values(), "csi_source"} - set(table.column_names))
@@ -112,5 +115,34 @@ def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
         raise BadInput(f"{path}: the channel state is not numeric ({exc})") from exc
     if not np.isfinite(columns["t_s"]).all():
         raise BadInput(f"{path}: csi_time_s must be finite in every round with channel state")
+    columns["t_s"] = _continued(run_dir, columns["t_s"], known)
     sources = tuple(sorted({str(s) for s in known["csi_source"].to_pylist()}))
     return columns, sources, table.num_rows - known.num_rows
+
+
+def _continued(run_dir: Path, times_s: Reals, known: Any) -> Reals:
+    """Times of channel states [n] that go on where a run was resumed. Each of its processes counts from its own begin:
+    their Unix times tell how these lie, as far as both files of the run have them.
+    """
+    path = run_dir / "requests.parquet"
+    if not path.exists() or not set(PLACES) <= set(known.column_names):
+        return times_s
+    requests = parquet_table(path, {"method", "request", "clock_unix_s"}.__contains__, MOST_ROWS)
+    if not {"method", "request", "clock_unix_s"} <= set(requests.column_names):
+        return times_s
+    rows = zip(*(requests[name].to_pylist() for name in ("method", "request", "clock_unix_s")), strict=True)
+    zeros_s = {(method, request): zero_s for method, request, zero_s in rows}
+    of_rounds = zip(known["method"].to_pylist(), known["request"].to_pylist(), strict=True)
+    zero_s = np.array([_real(zeros_s.get(place)) for place in of_rounds])
+    begin_s = np.array([_real(value) for value in known["begin_s"].to_pylist()])
+    if len(processes := np.unique(zero_s)) < 2 or not np.isfinite(zero_s + begin_s).all():
+        return times_s
+    found: Reals = times_s.copy()
+    for one in processes:
+        mine = zero_s == one
+        found[mine] += np.min((zero_s + begin_s - times_s)[mine])
+    return found
+
+
+def _real(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -198,8 +198,11 @@ def _draw_replayed(axes: Sequence[Any], trace: Trace, from_s: float, to_s: float
 def _link_of(axes: Sequence[Any], rounds: Mapping[str, NDArray[Any]], trace: Trace | None = None) -> None:
     """Rates, RTT and protocol of one run, from top to bottom."""
     top, middle, low = axes
-    order = np.argsort(rounds["csi_time_s"], kind="stable")
-    times_s = rounds["csi_time_s"][order] - rounds["csi_time_s"][order[0]]
+    clock = "csi_time_s"  # begins anew where a run is resumed, as a trace that is replayed does
+    if trace is None and "begin_s" in rounds and np.isfinite(rounds["begin_s"]).all():
+        clock = "begin_s"
+    order = np.argsort(rounds[clock], kind="stable")
+    times_s = rounds[clock][order] - rounds[clock][order[0]]
     gaps = np.flatnonzero(np.diff(times_s) > GAP * max(1e-9, float(np.median(np.diff(times_s))))) + 1
     shown_s = np.insert(times_s, gaps, np.nan)
     if trace is not None:

@@ -417,6 +417,8 @@ def test_requests_without_a_guarantee_make_no_pass_longer_than_may_be() -> None:
     joined = [item for item in batch if item in free]
     assert took_s(joined) <= 0.04 < took_s([*joined, free[-1]]) and names(batch)[0] == "free-0"
     assert set(names(given)) <= set(names(batch))
+    slow = [waiting(f"slow-{i}", NOW_S, draft=60, speed_tps=1e-3) for i in range(30)]  # due in an hour
+    assert took_s(Slo(coefficients=A100).learn(None, 0.12).plan([*slow, *given], NOW_S)) <= 0.04 + took_s(given)
     least = Slo(coefficients=A100).learn(None, -1.0).plan(free, NOW_S)  # no time at all for a guaranteed round
     assert len(least) > 1 and took_s(least) <= 2 * A100.c
     assert len(Slo(coefficients=A100).learn(None, None).plan([*free, *given], NOW_S)) == 33

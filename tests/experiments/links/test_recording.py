@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -120,3 +121,26 @@ def test_the_command_writes_and_does_not_overwrite(tmp_path: Path, capsys: pytes
     refuse(lambda: command(tmp_path, None, 2.0, False, False), BadInput, "--force")
     command(tmp_path, None, 2.0, True, False)
     assert len(read_trace(tmp_path / "trace.csv")) == 2
+
+
+def test_a_run_that_was_resumed_goes_on_in_time(tmp_path: Path) -> None:
+    """Each process counts from its own begin: both parts lay over each other, without a gap."""
+
+    def part(clock_unix_s: float, clock_s: float, mbps: float, request: int) -> Outcome:
+        rounds = [
+            msgspec.structs.replace(
+                round_(state(float(i), mbps)), begin_s=clock_s + i, verdict_s=clock_s + i, end_s=clock_s + i
+            )
+            for i in range(3)
+        ]
+        return Outcome("greedy", request, RequestRecord(1, [], "stop", 1.0, 0, 0, rounds, clock_unix_s=clock_unix_s))
+
+    for second in ((1000.001, 60.0), (1060.0, 1.0)):  # of the same machine, and after it was started again
+        outcomes = [part(1000.0, 50.0, 5.0, 0), part(*second, 9.0, 1)]
+        results.write_parquet(tmp_path / "rounds.parquet", results.round_rows(outcomes))
+        rows = [{"method": o.method, "request": o.request, "clock_unix_s": o.record.clock_unix_s} for o in outcomes]
+        results.write_parquet(tmp_path / "requests.parquet", rows)
+        found = record(tmp_path)
+        after = 10 if second[0] < 1010 else 11
+        assert found.trace.uplink_mbps.tolist() == [5.0] * after + [9.0] * 3
+        assert found.gaps == ((3.0, float(after)),)
