@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from testbed.clock import unix_zero_s
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
 from testbed.experiments.inputs.marks import Mark, marker
@@ -23,10 +27,13 @@ from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.progress import LiveProgress
 from testbed.power.reading import PowerSource
 from testbed.protocols.methods import run_method
+from testbed.ue.records import RoundRecord
 from testbed.ue.run import Outcome, own_output, sampling_of
 
 GIVEN = "prompt.json"
 """Prompts that were given on the command line, as a list of texts, or one as a list of ids."""
+TIMES = ("begin_s", "sent_s", "verdict_s", "end_s")
+"""Times of a round on the clock."""
 
 
 @dataclass
@@ -84,7 +91,8 @@ def _into(
         if given is not None:
             results.write_text(out / GIVEN, json.dumps(list(given)))
         with watching(config, source, out, resume) as power:
-            result = result_of(config, work, *settled(power, _journalled(config, work, journal)))
+            outcomes, samples = settled(power, _journalled(config, work, journal))
+            result = result_of(config, work, [*map(_on_this_clock, outcomes)], samples)
         write_run(out, config, work, result)
         finish(out)
         journal.finish()
@@ -105,6 +113,22 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
             live.done(outcome)
         watch = Watch(live.round, ended, journal.greet)
         return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
+
+
+def _on_this_clock(outcome: Outcome) -> Outcome:
+    """An outcome whose times are those of this process's monotonic clock. That of the part before a resumption began
+    anew if its times are still to come; how far both are apart is told by the date, in whole seconds.
+    """
+    record, rounds = outcome.record, list[RoundRecord]()
+    zero_s, end_s = record.clock_unix_s, max((one.end_s or 0.0 for one in record.rounds), default=0.0)
+    if zero_s is None or end_s <= time.perf_counter():
+        return outcome
+    shift_s = float(round(zero_s - unix_zero_s()))
+    for one in record.rounds:
+        known = {name: time_s for name in TIMES if (time_s := getattr(one, name)) is not None}
+        rounds.append(msgspec.structs.replace(one, **{name: time_s + shift_s for name, time_s in known.items()}))
+    record = msgspec.structs.replace(record, clock_unix_s=zero_s - shift_s, rounds=rounds)
+    return msgspec.structs.replace(outcome, record=record)
 
 
 def result_of(

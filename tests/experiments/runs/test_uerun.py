@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from testbed.assets.fingerprints import SYNTHETIC
@@ -15,7 +16,7 @@ from testbed.experiments.runs import journal as journals
 from testbed.experiments.runs.journal import Journal
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.processes import base_station
-from testbed.experiments.runs.uerun import _journalled
+from testbed.experiments.runs.uerun import TIMES, _journalled, _on_this_clock
 
 WORK = Workload([Prompt([1, 2, 3], Example("")), Prompt([4, 5], Example(""))], [], None, SYNTHETIC)
 
@@ -46,3 +47,25 @@ def test_a_resumed_run_is_refused_by_another_target_before_anything_is_decoded(
     third = Journal.resume(tmp_path, config, WORK)
     assert [o.record.token_ids for o in _journalled(config, WORK, third)] == [o.record.token_ids for o in first]
     third.finish()
+
+
+def test_times_before_a_reboot_are_put_on_the_clock_of_the_resumption(config: RunConfig, tmp_path: Path) -> None:
+    """Rounds of a resumed run had times of two clocks, and a field run was refused whose device had been up for days."""
+    journal = Journal.begin(tmp_path, config, WORK)
+    outcome, same = _journalled(config, WORK, journal)
+    journal.finish()
+    assert _on_this_clock(same) is same
+    zero_s = outcome.record.clock_unix_s
+    assert zero_s is not None
+    rounds = [
+        msgspec.structs.replace(one, **{name: getattr(one, name) + 500_000 for name in TIMES})
+        for one in outcome.record.rounds
+    ]
+    before = msgspec.structs.replace(outcome.record, clock_unix_s=zero_s - 500_300.25, rounds=rounds)
+    found = _on_this_clock(msgspec.structs.replace(outcome, record=before)).record
+    for name in TIMES:
+        apart_s = [
+            getattr(a, name) - getattr(b, name) for a, b in zip(found.rounds, outcome.record.rounds, strict=True)
+        ]
+        assert apart_s == pytest.approx([-300.0] * len(apart_s))
+    assert found.clock_unix_s == pytest.approx(zero_s - 0.25)
