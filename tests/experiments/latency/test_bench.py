@@ -88,6 +88,14 @@ def test_limits_that_are_none(text: str) -> None:
         limits_of([text])
 
 
+@pytest.mark.parametrize("given", [{"engine": "llama"}, {"dtype": "bfloat16"}])
+def test_what_another_base_station_computes_with_is_not_stated(given: dict[str, str], tmp_path: Path) -> None:
+    """The summary gave it as that of the measurement."""
+    config = BenchConfig(bs="tcp://127.0.0.1:1", **given)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="has no effect with --bs"):
+        run_bench(config, tmp_path / "bench", lambda _: None)
+
+
 @pytest.mark.slow
 def test_a_real_base_station_under_load(tmp_path: Path) -> None:
     serve = ServeConfig(
@@ -107,5 +115,6 @@ def test_a_real_base_station_under_load(tmp_path: Path) -> None:
         assert row["requests"] == 6 and row["goodput_rps"] == pytest.approx(row["request_throughput_rps"])
         assert 0 < row["mean_ttft_ms"] <= row["mean_e2el_ms"] and row["output_tokens"] <= 72
     assert rows[0]["input_tokens"] == rows[2]["input_tokens"] and rows[0]["output_tokens"] == rows[2]["output_tokens"]
-    assert json.loads((tmp_path / "bench" / "summary.json").read_text())["kind"] == "bench"
+    kept = json.loads((tmp_path / "bench" / "summary.json").read_text())
+    assert kept["kind"] == "bench" and kept["config"]["engine"] is None is kept["config"]["dtype"]
     assert {path.name for path in (tmp_path / "bench" / "plots").iterdir()} == {"1-bench.png", "1-bench.svg"}

@@ -50,7 +50,7 @@ def test_a_resumed_run_is_refused_by_another_target_before_anything_is_decoded(
 
 
 def test_times_before_a_reboot_are_put_on_the_clock_of_the_resumption(config: RunConfig, tmp_path: Path) -> None:
-    """Rounds of a resumed run had times of two clocks, and a field run was refused whose device had been up for days."""
+    """Rounds of a resumed run had times of two clocks, and one was refused whose device had been up for days."""
     journal = Journal.begin(tmp_path, config, WORK)
     outcome, same = _journalled(config, WORK, journal)
     journal.finish()
