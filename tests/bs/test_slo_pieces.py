@@ -168,3 +168,43 @@ def test_the_order_in_which_requests_are_given_does_not_matter(queue: list[Pendi
     seed.shuffle(shuffled)  # type: ignore[attr-defined]
     taken = [[(p.request.session, len(p.request.prefix)) for p in plan.plan(q, NOW_S)] for q in (queue, shuffled)]
     assert taken[0] == taken[1]
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.floats(0, 0.3), st.integers(1, 900), st.sampled_from([None, 2.0, 8.0, 0.01]), st.integers(0, 3)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(
+    arrivals=ARRIVALS, spare_s=st.sampled_from([math.inf, 0.0, 0.05]), hold_s=st.sampled_from([None, 0.02, 0.05, 0.2])
+)
+def test_prompts_and_rounds_of_several_ues_all_come_to_their_turn(
+    arrivals: list[tuple[float, int, float | None, int]], spare_s: float, hold_s: float | None
+) -> None:
+    """Starvation, with places for other UEs and pieces: everyone is served by the time that one pass for each piece of
+    all of them takes after its deadline, counted without the scheduler.
+    """
+    plan = Slo(coefficients=TIMES, spare_s=spare_s, hold_s=hold_s, own_tokens=512)
+    coming, left, now_s, longest_s, at_s = list[Pending](), list[Pending](), 0.0, 0.0, 0.0
+    for number, (gap_s, prefix, speed_tps, ue) in enumerate(arrivals):
+        at_s += gap_s
+        coming.append(waiting(str(number), prefix, speed_tps=speed_tps, arrived_s=at_s, ue=b"%d" % ue))
+    due_s = {item.request.session: plan.due_s(item) for item in coming}
+    passes = 2 + sum(1 + prefix // PIECE for _, prefix, _, _ in arrivals)
+    while left or coming:
+        now_s = now_s if left else max(now_s, coming[0].arrived_s)
+        while coming and coming[0].arrived_s <= now_s:
+            left.append(coming.pop(0))
+        batch = plan.plan(left, now_s)
+        assert batch
+        plan, longest_s = plan.after(left, batch), max(longest_s, took_s(batch))
+        for item in batch:
+            (asked,) = [one for one in left if one.request.session == item.request.session]
+            left.remove(asked)
+            if item.request is asked.request:
+                assert now_s <= due_s[item.request.session] + passes * longest_s
+            else:
+                left.append(replace(asked, computed=len(item.request.prefix)))
+        now_s += took_s(batch)
