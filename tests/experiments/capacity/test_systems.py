@@ -29,7 +29,7 @@ from testbed.options import replaced
         (["acceptance=high"], "acceptance"),
         (["kv_tokens=500"], "room for 500"),
         (["window=0"], "1..256"),
-        (["horizon_s=0"], "horizon-s must be positive"),
+        (["horizon_s=0"], "horizon-s must lie in"),
         (["systems=[abacus]"], "known: wisp, fcfs-cache"),
         (["systems=[wisp, wisp]"], "each once"),
         (["classes=[2, 2]"], "each once"),
