@@ -94,15 +94,10 @@ SLOW_PASSES = Coefficients(a=1e-3, b_compute=1e-7, b_read=5e-6, c=5e-3)
 HOG_SESSIONS = 20
 
 
-@SEEDS
-@pytest.mark.parametrize("prompt", [(50, 250), (600, 1500)], ids=["windows", "prompts"])
-def test_one_ues_sessions_without_a_guarantee_leave_another_its_own(prompt: tuple[int, int], seed: int) -> None:
-    """A UE sends windows of 64 tokens in 20 sessions without a pause, after another got 8 tokens/s."""
-    verify = InteractionVerify(*SLOW_PASSES.values)
-    polite = Fleet(verify=verify, output=(100, 200), spread_s=0.5, until_s=15.0, seed=seed)
-    hog = replace(polite, window=64, prompt=prompt, begin_s=0.6)
+def beside_a_hog(polite: Fleet, hog: Fleet, sessions: int) -> Served:
+    """A UE with 8 tokens/s guaranteed, beside another with this many sessions without a guarantee."""
     found = serve_visits(
-        [(polite, 8.0), *[(hog, None)] * HOG_SESSIONS],
+        [(polite, 8.0), *[(hog, None)] * sessions],
         Slo(coefficients=SLOW_PASSES, cuts=True),
         estimator=OnlineEstimator(SLOW_PASSES),
         admission=Admission(coefficients=SLOW_PASSES, max_requests=256),
@@ -111,6 +106,17 @@ def test_one_ues_sessions_without_a_guarantee_leave_another_its_own(prompt: tupl
     )
     assert_lossless(found)
     assert not found.failures
+    return found
+
+
+@SEEDS
+@pytest.mark.parametrize("prompt", [(50, 250), (600, 1500)], ids=["windows", "prompts"])
+def test_one_ues_sessions_without_a_guarantee_leave_another_its_own(prompt: tuple[int, int], seed: int) -> None:
+    """A UE sends windows of 64 tokens in 20 sessions without a pause, after another got 8 tokens/s."""
+    verify = InteractionVerify(*SLOW_PASSES.values)
+    polite = Fleet(verify=verify, output=(100, 200), spread_s=0.5, until_s=15.0, seed=seed)
+    hog = replace(polite, window=64, prompt=prompt, begin_s=0.6)
+    found = beside_a_hog(polite, hog, HOG_SESSIONS)
     speeds = {
         ue: [len(r.record.token_ids) / r.record.latency_s for r in found.responses if r.ue == ue] for ue in range(21)
     }
@@ -126,16 +132,7 @@ def test_prompts_that_came_before_a_guarantee_leave_it_its_speed(seed: int) -> N
     verify = InteractionVerify(*SLOW_PASSES.values)
     polite = Fleet(verify=verify, output=(100, 200), spread_s=0.5, begin_s=2.0, until_s=15.0, seed=seed)
     hog = replace(polite, window=64, prompt=(3600, 3800), output=(5, 10), begin_s=0.0, until_s=3.0)
-    found = serve_visits(
-        [(polite, 8.0), *[(hog, None)] * 50],
-        Slo(coefficients=SLOW_PASSES, cuts=True),
-        estimator=OnlineEstimator(SLOW_PASSES),
-        admission=Admission(coefficients=SLOW_PASSES, max_requests=256),
-        sessions=SessionTable(owner=lambda peer: b"ue" if peer == b"ue-1" else b"hog"),
-        margin=0.02,
-    )
-    assert_lossless(found)
-    assert not found.failures
+    found = beside_a_hog(polite, hog, 50)
     speeds = [len(r.record.token_ids) / r.record.latency_s for r in found.responses if r.ue == 0]
     print(f"\nseed {seed}: guaranteed {min(speeds):.1f} tokens/s")
     assert min(speeds) >= 8 and {r.ue for r in found.responses} == set(range(51))

@@ -175,7 +175,7 @@ async def test_a_body_of_tiny_chunks_ends_its_connection(path: bytes, caplog: py
 
 @pytest.mark.parametrize("path", [b"/held", b"/", b"/health"])
 async def test_a_body_with_two_lengths_ends_its_connection(path: bytes) -> None:
-    """A proxy that goes by the other one takes the rest of the body for a request of somebody else."""
+    """A proxy may go by one length and the server by the other: the rest would be another client's request."""
     async with site(connections=20) as web:
         asking = await web.connect()
         head = POST.replace(b"/held", path).replace(b"\r\n\r\n", b"\r\nContent-Length: 4\r\n\r\n")
