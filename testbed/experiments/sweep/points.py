@@ -39,10 +39,10 @@ SEED, SCORER = "seed", "scorer"
 MOST_POINTS = 1_000_000
 """Largest number of points of a sweep."""
 RUN_KEYS = DemoConfig.__struct_fields__
-_SAME = {LEVEL: "threshold", PROTOCOL: "methods"}
-"""Keys with the same meaning."""
 _SHORT = {LEVEL: ("threshold",), PROTOCOL: ("methods",), RATE: ("uplink_mbps", "downlink_mbps")}
 """Keys that set others."""
+_SAME = {key: others[0] for key, others in _SHORT.items() if len(others) == 1}
+"""Keys with the same meaning."""
 LINK_KEYS = tuple(name for name in ChannelSpec.__struct_fields__ if name not in ("kind", "via"))
 KNOWN = tuple(dict.fromkeys((*RUN_KEYS, *LINK_KEYS, RATE, PAYLOAD, PROTOCOL, LEVEL)))
 
