@@ -72,8 +72,12 @@ def join(sessions: SessionTable, session: Session, round_: Round) -> None:
 
 
 def _continues(before: Round, round_: Round) -> bool:
-    """Whether a window begins where the one before it ends, with its last token."""
-    meets = before.base_len + len(before.window.ids) == round_.base_len
+    """Whether a window is the next one of its UE and begins where the one before it ends, with its last token.
+
+    A copy of an earlier window that came late may end there, too: the UE would take a verdict about both for one about
+    other windows.
+    """
+    meets = before.number + 1 == round_.number and before.base_len + len(before.window.ids) == round_.base_len
     return meets and round_.guess in (None, int(before.window.ids[-1]))
 
 

@@ -36,14 +36,18 @@ async def decode(kind: str, address: str, prompt: list[int], ends: tuple[int, ..
         return await DecodingSession(ue, drafter, protocol(kind), FixedWindow(4)).decode(prompt, TOKENS, ends)
 
 
-@pytest.mark.parametrize(("guess", "kept"), [(None, 2), (9, 2), (8, 1)])
-def test_a_window_replaces_those_that_it_does_not_continue(guess: int | None, kept: int) -> None:
-    """The first one's last token is 9; a window after another token of the UE would be dropped with it."""
+@pytest.mark.parametrize(("number", "guess", "kept"), [(1, None, 2), (1, 9, 2), (1, 8, 1), (2, 9, 1)])
+def test_a_window_replaces_those_that_it_does_not_continue(number: int, guess: int | None, kept: int) -> None:
+    """The first one's last token is 9; a window after another token of the UE would be dropped with it.
+
+    A window with a later number continues another one: verdicts name the first window and count tokens, by which the UE
+    would take those of its window 1.
+    """
     sessions = SessionTable()
     session = sessions.open((b"ue", 0), np.array([5, 6], np.int32), protocol("greedy"), 0.0, 8, 20)
     session.stream = 4
-    for base_len, ids, before in ((2, [7, 9], None), (4, [1], guess)):
-        round_ = Round(0, Window(np.array(ids, np.int32), None), None, 0.0, base_len=base_len, guess=before)
+    for i, base_len, ids, before in ((0, 2, [7, 9], None), (number, 4, [1], guess)):
+        round_ = Round(i, Window(np.array(ids, np.int32), None), None, 0.0, base_len=base_len, guess=before)
         join(sessions, session, round_)
     assert len(session.held) == kept
     session.append(np.array([7, 8], np.int32))
