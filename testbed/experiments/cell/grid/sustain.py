@@ -180,7 +180,7 @@ def _kept_classes(epsilon: float, ues: int) -> Generator[int, CellOutcome, bool]
 
 
 def _searched(job: Generator[int, CellOutcome, int], run: Callable[[int], CellOutcome]) -> tuple[int, CellOutcome]:
-    """The number of UEs that a search finds, and their run, or that of one UE if not even this one is sustained."""
+    """The number of UEs that a search finds, and their run; if none are sustained, that of the fewest with a class."""
     runs: dict[int, CellOutcome] = {}
     try:
         ues = next(job)
@@ -188,7 +188,8 @@ def _searched(job: Generator[int, CellOutcome, int], run: Callable[[int], CellOu
             runs[ues] = run(ues)
             ues = job.send(runs[ues])
     except StopIteration as end:
-        return int(end.value), runs[max(1, int(end.value))]
+        ues = int(end.value)
+        return ues, runs[ues or min(tried for tried, found in runs.items() if found.late)]
 
 
 def _open(found: CellOutcome, epsilon: float) -> bool:

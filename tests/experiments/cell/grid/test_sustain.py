@@ -137,14 +137,23 @@ def test_what_too_few_responses_decide_is_not_taken_for_too_many_ues() -> None:
     assert ended.value.value is False
 
 
-def test_ues_of_whom_none_has_a_promise_decide_nothing() -> None:
+def test_ues_of_whom_none_has_a_promise_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search ended with a traceback where it reached so few UEs that the promised group had none."""
     crowd = msgspec.structs.replace(FH, name="crowd", count=5, class_tps=None)
     cell = msgspec.structs.replace(CELL, seconds=4.0, ues=(crowd, msgspec.structs.replace(FH, class_tps=500.0)))
     rows = sustain(SustainConfig(cell=cell, ues=(1, 6), repeats=1), None, 1, lambda done, total: None)
     assert [(row["ues"], row["kept"]) for row in rows] == [(1, None), (6, 0.0)]
+    tried: list[CellOutcome] = []
+
+    def judged(one: CellConfig, epsilon: float, whole: bool) -> CellOutcome:
+        tried.append(judged_run(one, epsilon, whole))
+        return tried[-1]
+
+    monkeypatch.setattr(searched, "judged_run", judged)
     (row,) = sustain(SustainConfig(cell=cell, repeats=1), None, 1, lambda done, total: None)
     assert row["ues_by_seed"] == [0]
+    fewest = min((run for run in tried if run.late), key=lambda run: run.ues)
+    assert fewest.ues > 1 and row["goodput_tps"] == fewest.goodput_tps
 
 
 def test_of_given_numbers_without_a_ue_of_a_class_it_is_open_whether_classes_are_kept() -> None:
