@@ -18,6 +18,8 @@ from testbed.config import Config, resolved
 from testbed.options import option
 
 OPTIONS = Options()
+OF_ONE_FORMAT = {"bin_s": "mahimahi", "run": "lumos5g"}
+"""Options that only one format reads."""
 
 
 class ConvertOptions(Config, frozen=True):
@@ -59,6 +61,7 @@ def convert(
     pair = [out.with_name(f"{out.name}.{side}") for side in ("up", "down")]
     files = [out] if target == "canonical" else pair
     refuse_to_overwrite(files, force)
+    config.refuse_unused([name for name, kind in OF_ONE_FORMAT.items() if kind != source], f"with --from {source}")
     result = read_foreign(source, inputs, Options(**resolved(config)))
     notes = list(result.notes)
     if target == "canonical":

@@ -66,6 +66,8 @@ def fit(
     from testbed.cli.latency.limits import note_piled_up
     from testbed.experiments.results.latency import read_points, repeats_of
 
+    if not config.leave_out:
+        config.refuse_unused(("seed",), "without --leave-out")
     note_piled_up(csv)
     points, latency_s = read_points(csv, config.column, None if config.windows is None else list(config.windows))
     if config.by_length:

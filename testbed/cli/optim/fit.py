@@ -19,6 +19,8 @@ from testbed.errors import BadInput
 from testbed.experiments.edge.config import QUICK, FitConfig
 from testbed.files import held
 
+READ_WITH_CSV = {"engine", "model", "drafter", "seed"}
+"""Options that a fit of measured steps reads: the models have the FLOPs of the steps."""
 WRITTEN = ("steps.csv", "fit.json", "fit.png", "fit.svg")
 
 
@@ -53,6 +55,8 @@ def fit(
     from testbed.experiments.edge.fit import dimensions, read_steps, report
 
     config = given.config(FitConfig, QUICK if quick else {})
+    if csv is not None:
+        _refuse_measuring(given, quick)
     with contextlib.nullcontext() if out is None else _claimed(out):
         models = dimensions(config)
         steps = read_steps(csv) if csv is not None else _measure(config)
@@ -62,6 +66,18 @@ def fit(
         print_json(document, stdout)
         return
     _show(document)
+
+
+def _refuse_measuring(given: Given, quick: bool) -> None:
+    """Refuse options of measurements; a file of options may have them.
+
+    Raises:
+        BadInput: there is one.
+    """
+    when = "with --csv, where nothing is measured"
+    if quick:
+        raise BadInput(f"--quick has no effect {when}; leave it out")
+    Given(given.values).config(FitConfig).refuse_unused(set(FitConfig.__struct_fields__) - READ_WITH_CSV, when)
 
 
 @contextlib.contextmanager

@@ -71,6 +71,8 @@ def sweep(
     from testbed.experiments.sweep.grid import Executor
 
     if list_:
+        if file is not None:
+            raise BadInput(f"--list names all sweeps: leave out {file}, or take --check or --dry-run")
         _print_list(as_json)
         return
     config, how = _config(file, set_ or ()), Executor(executor, workers)

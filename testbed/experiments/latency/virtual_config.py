@@ -60,6 +60,8 @@ class VirtualLoadConfig(Config, frozen=True, kw_only=True):
         """
         names, where = (real, "in virtual time") if kind == "virtual" else (virtual, "with a real base station")
         self.refuse_unused(names, where)
+        if self.link is not None or self.radio is not None:
+            self.refuse_unused(("network_ms", "network_spread"), "with --link or --radio")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,6 +58,8 @@ class SustainConfig(Config, frozen=True):
             raise BadInput("cells with models are not searched; record their drafts (testbed cell drafts)")
         if not all(1 <= ues <= MOST_UES for ues in self.ues):
             raise BadInput(f"numbers of UEs lie in 1..{MOST_UES}")
+        if self.ues:
+            self.refuse_unused(("resolution",), "with --ues, where nothing is searched")
 
 
 def sustain(config: SustainConfig, out: Path | None, workers: int, told: Told) -> list[Row]:

@@ -107,6 +107,8 @@ class RampConfig(VirtualLoadConfig, frozen=True, kw_only=True):
         """
         virtual = [name for name in VirtualLoadConfig.__struct_fields__ if name != "ues"]
         self.check_used(self.kind, REAL, [*virtual, "learn_from"])
+        if self.loads:
+            self.refuse_unused(("steps", "reach"), "with --loads")
 
     @property
     def policies(self) -> list[str]:

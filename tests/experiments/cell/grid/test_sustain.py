@@ -120,6 +120,9 @@ def test_a_cell_without_classes_cannot_be_sustained() -> None:
     free = msgspec.structs.replace(CELL, ues=(msgspec.structs.replace(FH, class_tps=None),))
     refuse(lambda: SustainConfig(cell=free), BadInput, "class_tps")
     refuse(lambda: SustainConfig(cell=CELL, ues=(0,)), BadInput, "1..5000")
+    refuse(
+        lambda: SustainConfig(cell=CELL, ues=(2,), resolution=0.1), BadInput, "--resolution has no effect with --ues"
+    )
 
 
 def test_what_too_few_responses_decide_is_not_taken_for_too_many_ues() -> None:
