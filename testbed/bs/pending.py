@@ -49,7 +49,9 @@ class Pending:
     """Time from the arrival within which its UE's part of the time that guarantees leave suffices for `work_s`; 0: it
     has a guarantee, or no session has one. Each plan computes it anew."""
     ue: bytes = b""
-    """UE that the session belongs to."""
+    """UE that the session belongs to: with keys, all connections with its key."""
+    peer: bytes = b""
+    """Connection of the session, by which a controller names UEs."""
     at_once: bool = False
     """Whether it follows the round before it at once: the target decodes alone, or the window came ahead."""
     running_tokens: int = 0

@@ -162,7 +162,7 @@ def eval_command(
     for name, one in found.items():
         check_traces(name, one, meta)
     document = {
-        "dataset": meta.dataset, "prompts": meta.prompts, "window": meta.window, "labels": str(meta.labels),
+        "dataset": meta.dataset, "prompts": traces.prompts, "window": meta.window, "labels": str(meta.labels),
         "rows": evaluate(found, traces), "theorem1": theorem(found, traces),
     }  # fmt: skip
     _write_figures(traces, out)

@@ -120,7 +120,7 @@ class PassLedger:
         share = self._averages.accepted_share(owner, session.accepted, session.drafted)
         found = Pending(
             request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share,
-            ue=owner, at_once=round_.at_once,
+            ue=owner, peer=session.key[0], at_once=round_.at_once,
         )  # fmt: skip
         if speed_tps is None and self._estimator is not None:
             found = replace(found, work_s=work_s(self._sessions, session, found, self._estimator.coefficients))

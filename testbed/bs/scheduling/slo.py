@@ -198,7 +198,7 @@ class Slo(Scheduler):
         share_s = times.share_s(new, cached)
         deadline_s = self.deadline_s(item, tokens)
         alone_s = times.c + share_s
-        utility = self.worths.get(item.ue, 1.0) * tokens / share_s if share_s > 0 else math.inf
+        utility = self.worths.get(item.peer, 1.0) * tokens / share_s if share_s > 0 else math.inf
         late = now_s + alone_s > deadline_s
         return TimedRequest(
             item, item.request.session, deadline_s, deadline_s - alone_s, utility, late, share_s, new, cached + new

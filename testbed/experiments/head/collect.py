@@ -29,6 +29,7 @@ from testbed.experiments.lockstep.decoding import NOTHING, Lockstep
 from testbed.experiments.results.claims import compare_inputs
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
+from testbed.files import held
 from testbed.llama.context import MAX_SEQUENCES
 from testbed.llama.gguf_rules import check_gguf
 from testbed.llama.origin import states_fingerprint
@@ -62,8 +63,8 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
     task = AnswerTask(Completer(target.end_ids), config.max_tokens, work.prompter.text, score)
     spent = NOTHING
     leave_a_core(config.threads)
-    with contextlib.closing(drafter_of(_run(config), work)) as drafter:
-        store = EpisodeStore(out)
+    store = EpisodeStore(out)
+    with contextlib.closing(drafter_of(_run(config), work)) as drafter, held(out, in_use(out)):
         store.create(_meta(config, store, drafter, drafter_path, target.path, sizes.hidden, len(prompts)))
         compare_inputs(resolved(config), out)
         setup = EpisodeSetup(drafter, task, config.window, config.policy, config.explore, config.seed)
@@ -73,6 +74,11 @@ def collect(config: EpisodeCollectConfig, out: Path, progress: Progress) -> dict
                 fill(store, setup, prompts, lockstep, progress)
                 spent = lockstep.spent()
     return summary(store, target.path) | spent
+
+
+def in_use(directory: Path) -> str:
+    """Why a collection is refused that another process collects or labels."""
+    return f"another process collects or labels the episodes in {directory}; wait for it"
 
 
 def fill(

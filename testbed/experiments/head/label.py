@@ -16,7 +16,7 @@ from testbed.bs.engines.registry import leave_a_core
 from testbed.bs.engines.target import Target, describe
 from testbed.decision_head.episodes import EpisodeStore, Mismatches
 from testbed.errors import BadInput
-from testbed.experiments.head.collect import Progress, load_target
+from testbed.experiments.head.collect import Progress, in_use, load_target
 from testbed.experiments.head.config import EpisodeCollectConfig
 from testbed.experiments.head.decoding import label_of
 from testbed.experiments.head.summary import summary
@@ -26,6 +26,7 @@ from testbed.experiments.inputs.scorers import answer_scorer
 from testbed.experiments.lockstep.answers import Answers, AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import NOTHING, Decoding, Lockstep
+from testbed.files import held
 from testbed.llama.origin import states_fingerprint
 from testbed.models.bundle import BUNDLED
 from testbed.ue.prompts import Prompter
@@ -43,8 +44,13 @@ def label(directory: Path, chosen: str | None, config: EpisodeCollectConfig, pro
             collection that names code as its scorer while none is chosen.
         EngineError: the engine failed; labels already written are kept.
     """
-    store = EpisodeStore(directory)
-    meta = store.open()
+    EpisodeStore(directory).open()
+    with held(directory, in_use(directory)):
+        return _label(EpisodeStore(directory), chosen, config, progress)
+
+
+def _label(store: EpisodeStore, chosen: str | None, config: EpisodeCollectConfig, progress: Progress) -> dict[str, Any]:
+    directory, meta = store.directory, store.open()
     if chosen is None:
         check_builtin(meta.scorer, directory, f"give --scorer {meta.scorer}")
     score, _ = answer_scorer(chosen or meta.scorer)

@@ -21,16 +21,15 @@ from testbed.experiments.inputs.formats import Example, prompt_ids
 from testbed.experiments.inputs.pair import drafter_for, target_for
 from testbed.experiments.lockstep.acceptance import STRICT, AcceptanceRule, JudgedRule, SampledRule
 from testbed.experiments.lockstep.decoding import Decoding, Lockstep, draft_window
-from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore
+from testbed.experiments.predictor.traces import CHUNK, TraceMeta, Traces, TraceStore
 from testbed.experiments.results.claims import compare_inputs
+from testbed.files import held
 from testbed.models.bundle import head_directory
 from testbed.options import option
 from testbed.protocols.sampling import Sampling
 from testbed.ue.drafters.base import Drafter, DraftToken
 from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels, features
 
-CHUNK = 25
-"""Prompts per chunk, the unit of resuming."""
 LANES = 16
 """Prompts decoded concurrently, each with its window in every pass."""
 
@@ -95,13 +94,14 @@ def collect(config: TraceCollectConfig, out: Path, progress: Progress) -> TraceS
     examples = load_dataset(config.dataset, config.first + config.prompts)[config.first :]
     if len(examples) < config.prompts:
         raise BadInput(f"{config.dataset} has {len(examples)} prompts from {config.first} on, not {config.prompts}")
-    store = TraceStore(out)
-    store.create(_meta(config, drafter, target))
-    compare_inputs(resolved(config), out)
-    todo = [n for n in range(-(-config.prompts // CHUNK)) if n not in store.chunks()]
-    progress(config.prompts - sum(len(_chunk(examples, n)) for n in todo), config.prompts)
-    if todo:
-        with_models(config, store, (drafter, target), examples, todo, progress)
+    store, meta = TraceStore(out), _meta(config, drafter, target)
+    with held(out, f"another process collects traces in {out}; wait for it, or choose another --out"):
+        store.create(meta)
+        compare_inputs(resolved(config), out)
+        todo = store.missing()
+        progress(config.prompts - sum(len(_chunk(examples, n)) for n in todo), config.prompts)
+        if todo:
+            with_models(config, store, (drafter, target), examples, todo, progress)
     return store
 
 

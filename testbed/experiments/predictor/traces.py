@@ -6,6 +6,7 @@ are complete.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,7 +21,10 @@ from testbed.protocols.codec import AnyArray
 from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels
 from testbed.unpacked import npz_arrays
 
+LOG = logging.getLogger(__name__)
 META = "meta.json"
+CHUNK = 25
+"""Prompts per chunk, the unit of resuming."""
 MOST_FEATURE, MOST_INDEX = 1e6, 2**31 - 1
 """Largest statistic, either way, and largest index of a prompt or round, that is read."""
 
@@ -66,6 +70,11 @@ class Traces:
 
     def __len__(self) -> int:
         return len(self.prompt)
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts with labelled tokens."""
+        return len(np.unique(self.prompt))
 
     def of(self, rows: NDArray[np.bool_], prompts: NDArray[np.int32]) -> Traces:
         """Select labelled tokens by the mask `rows` [n], and later tokens by `prompts`."""
@@ -139,20 +148,30 @@ class TraceStore:
         names = (path.stem.removeprefix("chunk-") for path in self.directory.glob("chunk-*.npz"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
+    def missing(self) -> list[int]:
+        """Indices of chunks that are still to be collected."""
+        done = set(self.chunks())
+        return [number for number in range(-(-self.meta().prompts // CHUNK)) if number not in done]
+
     def write(self, number: int, traces: Traces) -> None:
         """Write one chunk."""
         with whole_file(self._path(number)) as part, part.open("wb") as stream:
             np.savez_compressed(stream, **{f.name: getattr(traces, f.name) for f in fields(Traces)})
 
     def load(self) -> Traces:
-        """Load all chunks.
+        """Load all chunks; warns if some are missing.
 
         Raises:
             BadInput: no chunks, or unreadable ones.
         """
-        self.meta()
+        missing = len(self.missing())
         if not (numbers := self.chunks()):
             raise BadInput(f"no traces in {self.directory} yet; run `testbed predictor collect`")
+        if missing:
+            LOG.warning(
+                "%s is unfinished: it lacks %d of %d chunks of prompts; `testbed predictor collect` completes it",
+                self.directory, missing, missing + len(numbers),
+            )  # fmt: skip
         return joined([self._read(number) for number in numbers])
 
     def _read(self, number: int) -> Traces:

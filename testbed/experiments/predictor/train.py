@@ -119,6 +119,7 @@ def _finished(
             "dataset": meta.dataset,
             "first": meta.first,
             "prompts": meta.prompts,
+            "prompts_used": fitted.prompts + held.prompts,
             "window": meta.window,
             "seed": config.seed,
             "samples": len(fitted) + len(held),

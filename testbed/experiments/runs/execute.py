@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -144,13 +145,23 @@ async def decode_all(
             raise BadInput(f"window {config.window}: the BS takes at most {welcome.max_window}")
         talk = Conversations(config, work, welcome)
         state = await channel_state(config.csi, link, clock)
-        zero_s = unix_zero_s() if isinstance(clock, WallClock) else None
+        zero_s = _own_zero_s(done) if isinstance(clock, WallClock) else None
         runner = JobRunner(replace(setting, state=state))
         return await _run_all(config, work, talk, watch, runner, welcome, done, zero_s)
     finally:
         if local is not link:
             await local.close()
         await link.close()
+
+
+def _own_zero_s(done: Sequence[Outcome]) -> float:
+    """Unix time at the zero of this process's clock: another number than those of the processes before a resumption, by
+    which their rounds are told apart.
+    """
+    zero_s, before = unix_zero_s(), {outcome.record.clock_unix_s for outcome in done}
+    while zero_s in before:
+        zero_s = math.nextafter(zero_s, math.inf)
+    return zero_s
 
 
 async def _run_all(

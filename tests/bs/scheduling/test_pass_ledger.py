@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -348,3 +349,19 @@ def test_queues_at_the_last_plan_are_gauges() -> None:
     ledger.plan(waiting, 10.0)
     metrics = ledger.snapshot()
     assert (metrics["waiting"], metrics["urgent"], metrics["utility"]) == (3, 1, 2)
+
+
+def test_a_controller_weighs_the_ues_of_a_base_station_with_keys() -> None:
+    """It names them by their connections. Worths were looked up by the key alone, and had no effect."""
+    table = SessionTable(owner=lambda peer: peer[:3])
+    scheduler = Slo(coefficients=Coefficients(0.0, 0.0, 0.0, 1.0), worths={b"key/a": 4.0})
+    ledger = PassLedger(table, scheduler)
+    found = []
+    for peer in (b"key/a", b"key/b"):
+        session = table.open((peer, 1), np.zeros(9, np.int32), protocol("greedy"), 0.0, 64, 0)
+        round_ = a_round(0, 3, 0.0)
+        found.append(ledger.pending(session, round_, ask(session, round_)))
+    assert [item.ue for item in found] == [b"key"] * 2
+    scheduler = replace(scheduler, coefficients=Coefficients(0.01, 0.0, 0.0, 0.01))
+    first, second = (scheduler._entry(item, 0.0).utility for item in found)
+    assert first == pytest.approx(4 * second)

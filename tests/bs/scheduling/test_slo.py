@@ -320,7 +320,7 @@ def test_other_coefficients_give_another_plan() -> None:
 
 @given(queue=QUEUES, plan=PLANS, worth=st.sampled_from([0.25, 1.0, 8.0]), ues=st.integers(1, 6))
 def test_equal_worths_give_algorithm_1s_batch(queue: list[Pending], plan: Slo, worth: float, ues: int) -> None:
-    pool = [replace(item, ue=bytes([i % ues])) for i, item in enumerate(queue)]
+    pool = [replace(item, peer=bytes([i % ues])) for i, item in enumerate(queue)]
     weighed = replace(plan, worths={bytes([ue]): worth for ue in range(ues)})
     assert names(weighed.plan(pool, NOW_S)) == names(plan.plan(queue, NOW_S))
 
@@ -332,8 +332,8 @@ def test_a_doubled_worth_changes_the_batch() -> None:
     times = Coefficients(a=0.001, b_compute=0.0, b_read=0.0, c=0.010)
     plan = Slo(coefficients=times, acceptance=1.0, guard_s=0.0, max_tokens=10)
     pool = [
-        waiting("one", draft=1, ue=b"one"), waiting("seven", NOW_S + 1e-3, draft=7, ue=b"seven"),
-        waiting("cold", draft=3, computed=297, ue=b"cold"),
+        waiting("one", draft=1, peer=b"one"), waiting("seven", NOW_S + 1e-3, draft=7, peer=b"seven"),
+        waiting("cold", draft=3, computed=297, peer=b"cold"),
     ]  # fmt: skip
     utilities = {name: entry.utility for name, entry in entries(plan, pool).items()}
     assert utilities == pytest.approx({"one": 1000, "seven": 1000, "cold": 4000 / 6})
@@ -347,7 +347,7 @@ def test_a_doubled_worth_changes_the_batch() -> None:
 
 
 def test_a_worth_moves_no_deadline() -> None:
-    tight, other = waiting("tight", NOW_S - 0.4, speed_tps=8.0, ue=b"tight"), waiting("other", ue=b"other")
+    tight, other = waiting("tight", NOW_S - 0.4, speed_tps=8.0, peer=b"tight"), waiting("other", peer=b"other")
     plan = Slo(coefficients=A100, max_requests=1, worths={b"tight": 1e-3, b"other": 1e3})
     assert names(plan.plan([other, tight], NOW_S)) == ["tight"]
 

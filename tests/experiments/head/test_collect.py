@@ -22,6 +22,7 @@ from testbed.experiments.head.label import label
 from testbed.experiments.lockstep.answers import AnswerTask
 from testbed.experiments.lockstep.completions import Completer
 from testbed.experiments.lockstep.decoding import Lockstep
+from testbed.files import held
 from testbed.models.export import export_gguf
 from testbed.protocols.messages import Reading
 from tests.support.refusals import refuse
@@ -222,6 +223,8 @@ def test_label_takes_the_collections_own_target_and_one_scorer(tmp_path: Path, r
     own = EpisodeCollectConfig(model=str(random_models["llama"]))
     refuse(lambda: label(tmp_path, None, own, Told()), BadInput, "synthetic", "--model")
     refuse(lambda: label(tmp_path, "bleu", own, Told()), BadInput, "'bleu'")
+    with held(tmp_path, "not free"):  # two at once could write labels of two scorers
+        refuse(lambda: label(tmp_path, None, own, Told()), BadInput, "another process collects or labels")
     made.write_labels(0, np.zeros(3, np.int8), 4)
     refuse(lambda: head_label.choose(made, "exact"), BadInput, "by scorer number")
     head_label.choose(made, "number")

@@ -18,6 +18,7 @@ from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.experiments.predictor.collect import LANES, TraceCollectConfig, TraceDecoder, collect
 from testbed.experiments.predictor.traces import TraceMeta, Traces, TraceStore, joined, split
+from testbed.files import held
 from testbed.models.bundle import bundled
 from testbed.protocols.vocabulary import FILE, token_ids
 from testbed.synthetic import next_token
@@ -209,9 +210,31 @@ def test_prompts_are_in_the_format_that_was_asked_for(tmp_path: Path, monkeypatc
         collect(msgspec.structs.replace(config, prompt_format="plain"), tmp_path, lambda *_: None)
 
 
+def test_an_unfinished_collection_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was taken for whole, with the number of prompts that it was to have."""
+    store = TraceStore(tmp_path)
+    store.create(meta(prompts=60))
+    store.write(0, made_traces(prompts=25))
+    store.write(2, made_traces(prompts=10))
+    assert store.missing() == [1]
+    assert store.load().prompts == 25
+    assert "is unfinished: it lacks 1 of 3 chunks of prompts" in caplog.text
+    caplog.clear()
+    store.write(1, made_traces(prompts=25))
+    store.load()
+    assert not caplog.text
+
+
+def test_two_processes_do_not_collect_into_one_directory(tmp_path: Path) -> None:
+    config = TraceCollectConfig(prompts=2, engine="transformers", max_tokens=8)
+    with held(tmp_path, "not free"), pytest.raises(BadInput, match="another process collects traces"):
+        collect(config, tmp_path, lambda *_: None)
+
+
 @pytest.mark.slow
 def test_collecting_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("testbed.experiments.predictor.collect.CHUNK", 3)
+    monkeypatch.setattr("testbed.experiments.predictor.traces.CHUNK", 3)
     config = TraceCollectConfig(prompts=4, window=3, max_tokens=8, engine="transformers")
     told: list[tuple[int, int]] = []
     whole = collect(config, tmp_path / "out", lambda *t: told.append(t)).load()

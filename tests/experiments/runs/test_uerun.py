@@ -69,3 +69,16 @@ def test_times_before_a_reboot_are_put_on_the_clock_of_the_resumption(config: Ru
         ]
         assert apart_s == pytest.approx([-300.0] * len(apart_s))
     assert found.clock_unix_s == pytest.approx(zero_s - 0.25)
+
+
+def test_rounds_before_a_resumption_are_told_from_those_after_it(config: RunConfig, tmp_path: Path) -> None:
+    """Two processes measure the same zero of the clock, to the last bit, more often than once in ten times."""
+    journal = Journal.begin(tmp_path, config, WORK)
+    first = _journalled(config, WORK, journal)
+    journal.close()
+    again = Journal.resume(tmp_path, config, WORK)
+    again.done = again.done[:1]  # as if killed before the last request
+    before, after = (one.record.clock_unix_s for one in _journalled(config, WORK, again))
+    again.finish()
+    assert before == first[0].record.clock_unix_s != after
+    assert after == pytest.approx(before, abs=1e-6)
