@@ -60,6 +60,25 @@ def origin(meta: Meta, found: Mismatches) -> str:
     return f"{msgspec.json.encode(meta, order='sorted').decode()}, {len(found)} mismatches"
 
 
+class _Problems(msgspec.Struct):
+    """The problems of a collection, as the string of `origin` names them."""
+
+    dataset: str
+    prompts: int
+    first: int = 0
+
+
+def problems_seen(trained: str, meta: Meta) -> int:
+    """Number of a collection's problems that are among those of the episodes behind `trained`, a string of `origin`."""
+    try:
+        seen = msgspec.json.decode(trained.rpartition(", ")[0], type=_Problems)
+    except (msgspec.DecodeError, RecursionError):
+        return 0
+    if seen.dataset != meta.dataset:
+        return 0
+    return max(0, min(seen.first + seen.prompts, meta.first + meta.prompts) - max(seen.first, meta.first))
+
+
 def save_instances(instances: Instances, path: Path, made_of: str) -> None:
     """Write instances to a safetensors file.
 

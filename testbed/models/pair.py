@@ -9,6 +9,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from testbed.errors import BadInput
+from testbed.files import whole_file
 from testbed.models.checkpoint import writing
 from testbed.models.export import export_gguf
 from testbed.models.net import Net
@@ -38,11 +40,19 @@ def make_pair(work: Path, out: Path, seed: int, progress: Progress) -> None:
 
 
 def tokenizer_of(work: Path, seed: int) -> Tokenizer:
-    """Tokenizer of the pair, trained once and stored in `work`."""
-    path = work / "tokenizer.json"
+    """Tokenizer of the pair, trained once for a seed and stored in `work`.
+
+    Raises:
+        BadInput: the stored one is damaged.
+    """
+    path = work / f"tokenizer-{seed}.json"
     if not path.exists():
-        train_tokenizer(seed).save(str(path))
-    return Tokenizer.from_file(str(path))
+        with whole_file(path) as part:
+            part.write_text(train_tokenizer(seed).to_str(pretty=True))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as exc:  # of no narrower type
+        raise BadInput(f"{path} is damaged ({exc}); remove it, and the tokenizer is trained again") from exc
 
 
 def save_model(net: Net, tokenizer: Tokenizer, directory: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -193,13 +194,19 @@ def _identity(recipe: Recipe, seed: int) -> dict[str, Any]:
 def _resume(checkpoint: Path, identity: dict[str, Any], net: Net, optimizers: list[torch.optim.Optimizer]) -> int:
     if not checkpoint.exists():
         return 0
-    state = torch.load(checkpoint, weights_only=True, map_location="cpu")
-    if state["identity"] != identity:
-        raise BadInput(f"{checkpoint} belongs to another recipe or seed; remove it or choose another directory")
-    net.load_state_dict(state["net"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return int(state["step"])
+    try:
+        saved = torch.load(checkpoint, weights_only=True, map_location="cpu").__getitem__
+        if saved("identity") != identity:
+            raise BadInput(f"{checkpoint} belongs to another recipe or seed; remove it or choose another directory")
+        net.load_state_dict(saved("net"))
+        for optimizer, state in zip(optimizers, saved("optimizers"), strict=True):
+            optimizer.load_state_dict(state)
+        return int(saved("step"))
+    except (
+        OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError,
+    ) as exc:  # fmt: skip
+        reason = str(exc).partition("\n")[0]
+        raise BadInput(f"{checkpoint} is damaged ({reason}); remove it, and the training begins again") from exc
 
 
 def _save(

@@ -24,8 +24,8 @@ from testbed.ue.windows.joining import JoiningWindow
 NOTHING = Drafted(np.zeros(0, np.int32), np.zeros((0, 0), np.float16))
 SLOWEST_BPS = 1e6
 """Lowest uplink rate expected, by which the time before a message is sent again is reckoned."""
-MOST_ROUND = 2**31
-"""Verdicts of later rounds are dropped: another BS has to count on from there."""
+MOST_AHEAD = 2**12
+"""Verdicts of a BS that decodes alone are dropped if their round is further ahead: another BS counts on from there."""
 SILENCE_S = 10.0
 """First wait for the first token of a BS that decodes alone before the session is opened again; doubled each time."""
 PATIENCE = 4
@@ -218,7 +218,7 @@ class SessionExchanges:
                 await self.open(draft.round)
                 continue
             message, down = packet.message, down + packet.size_bytes
-            if isinstance(message, Verdict) and message.round <= MOST_ROUND:
+            if isinstance(message, Verdict) and message.round <= draft.round + MOST_AHEAD:
                 behind = message.round - draft.round if message.base_len is None else message.base_len - draft.base_len
                 if behind == 0 and (stream or not message.accepted):
                     now_s, self._unanswered = self._clock.time(), 0

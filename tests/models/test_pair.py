@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from testbed.errors import BadInput
 from testbed.models import pair
 from testbed.models.train import RECIPES
 from testbed.ue.llama.drafter import LlamaDrafter
@@ -32,3 +35,22 @@ def test_training_from_a_seed_writes_files_for_every_engine(tmp_path: Path, monk
     assert [sequence.draft_one().id for _ in range(8)] == reference.greedy([5, 6, 7], 8)
     drafter.close()
     assert (tmp_path / "out" / "target" / "tokenizer.json").exists()
+
+
+def test_a_tokenizer_is_kept_for_its_seed_and_refused_if_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of another seed was taken, and a damaged one left a traceback."""
+    made: list[int] = []
+
+    def trained(seed: int) -> Tokenizer:
+        made.append(seed)
+        return Tokenizer(WordLevel({str(seed): 0}, unk_token=str(seed)))
+
+    monkeypatch.setattr(pair, "train_tokenizer", trained)
+    for seed in (0, 1, 0):
+        assert pair.tokenizer_of(tmp_path, seed).token_to_id(str(seed)) == 0
+    assert made == [0, 1]
+    (tmp_path / "tokenizer-0.json").write_text("{")
+    with pytest.raises(BadInput, match="is damaged"):
+        pair.tokenizer_of(tmp_path, 0)

@@ -108,6 +108,13 @@ def test_a_checkpoint_of_another_recipe_or_seed_is_refused(
         run(tokenizer, tmp_path / "a.ckpt", recipe, seed)
 
 
+def test_a_damaged_checkpoint_is_refused_in_one_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """It left a traceback."""
+    (tmp_path / "a.ckpt").write_bytes(b"garbage\n")
+    with pytest.raises(BadInput, match=r"a\.ckpt is damaged .*; remove it"):
+        run(tokenizer, tmp_path / "a.ckpt")
+
+
 # ---------------------------------------------------------------- data
 
 

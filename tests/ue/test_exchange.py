@@ -233,3 +233,13 @@ async def test_a_round_that_no_other_base_station_could_count_on_from_is_dropped
     box = Postbox(answered(2**32 - 1, base_len=3), answered(7, base_len=3))
     found = await exchanges_of(box).listen(Draft(session=1, round=0, base_len=3))
     assert found.verdict.round == 7
+
+
+async def test_a_base_station_counts_on_from_the_round_that_another_one_claimed() -> None:
+    """After a round of 2³¹, every verdict of the honest one that took over was dropped."""
+    box = Postbox(answered(2**31 + 1 + 2**12, base_len=3), answered(2**31 + 1, base_len=3))
+    found = await exchanges_of(box).listen(Draft(session=1, round=2**31 + 1, base_len=3), stream=True)
+    assert found.verdict.round == 2**31 + 1 + 2**12
+    box = Postbox(answered(2**31 + 2 + 2**12, base_len=3), answered(2**31 + 1, base_len=3))
+    found = await exchanges_of(box).listen(Draft(session=1, round=2**31 + 1, base_len=3), stream=True)
+    assert found.verdict.round == 2**31 + 1

@@ -77,6 +77,8 @@ def _places(header: Sequence[str], where: str, needed: Sequence[str]) -> dict[st
     missing = [column for column in needed if column not in header]
     if missing:
         raise BadInput(f"{where}: the header has no {', '.join(missing)}; it needs {','.join(needed)}")
+    if twice := [column for column in needed if header.count(column) > 1]:
+        raise BadInput(f"{where}: the header has {twice[0]} more than once")
     return {column: header.index(column) for column in needed}
 
 

@@ -17,7 +17,14 @@ from testbed.bs.judging.token_rule import digit_free
 from testbed.decision_head.episodes import EpisodeStore, Meta, Mismatches
 from testbed.decision_head.evaluate import BANDS, Evaluation, evaluate
 from testbed.decision_head.head import DecisionHead, check_fits, load_head, save_head
-from testbed.decision_head.instances import Instances, base_instances, load_instances, origin, save_instances
+from testbed.decision_head.instances import (
+    Instances,
+    base_instances,
+    load_instances,
+    origin,
+    problems_seen,
+    save_instances,
+)
 from testbed.decision_head.relabel import relabel
 from testbed.decision_head.settings import Relabelling, Training
 from testbed.decision_head.train import OnEpoch, train_head
@@ -133,7 +140,7 @@ def evaluate_on(head: Path, directory: Path, config: Relabelling, tokenizer: Pat
 
 
 def fitting(path: str, data: Labelled) -> DecisionHead:
-    """Load a head of the pair of labelled episodes; warns if it was trained on these.
+    """Load a head of the pair of labelled episodes; warns if it was trained on these, or on others of their problems.
 
     Raises:
         BadInput: unreadable, or of another pair.
@@ -148,6 +155,10 @@ def fitting(path: str, data: Labelled) -> DecisionHead:
     )
     if head.info.episodes == data.origin:
         LOG.warning("%s was trained on these episodes: its figures are no test of it", path)
+    elif seen := problems_seen(head.info.episodes, meta):
+        LOG.warning(
+            "%s was trained on %d of these %d problems: its figures are no test of it", path, seen, meta.prompts
+        )
     return head
 
 

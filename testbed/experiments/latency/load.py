@@ -111,9 +111,16 @@ def measure(config: LoadConfig, out: Path, told: Told) -> list[Series]:
                 k, alpha = config.series[index]
                 done = found.setdefault((k, alpha), [])
                 job = _Job(config, work, known, k, alpha, repeat, done[0].range if done else None, told)
-                path = out / f"series-k{k}{'' if alpha is None else f'-alpha{alpha:g}'}-repeat{repeat}.json"
+                path = out / f"series-{_named(k, alpha)}-repeat{repeat}.json"
                 done.append(kept(path, Repeat, partial(job.run, path.with_suffix(".metrics"))))
         return _written(config, out, [_pooled(key, found[key]) for key in config.series])
+
+
+def _named(k: int, alpha: float | None) -> str:
+    """Name of a series: no other one of a measurement has it."""
+    if alpha is None:
+        return f"k{k}"
+    return f"k{k}-alpha{alpha:g}" if float(f"{alpha:g}") == alpha else f"k{k}-alpha{alpha!r}"
 
 
 def _pooled(key: tuple[int, float | None], repeats: Sequence[Repeat]) -> Series:

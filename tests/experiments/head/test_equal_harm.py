@@ -84,11 +84,17 @@ def test_episodes_that_a_head_was_trained_on_are_said(tmp_path: Path, caplog: py
     pytest.importorskip("torch")
     files = labelled_files(tmp_path / "episodes", prompts=40)
     train_to(files, tmp_path / "head", Training(features=(), epochs=1), Relabelling(), lambda *_: None)
-    for where, said in ((files, True), (labelled_files(tmp_path / "others", prompts=20), False)):
+    for where, said in (
+        (files, "was trained on these episodes"),
+        (labelled_files(tmp_path / "some", prompts=20), "was trained on 20 of these 20 problems"),
+        (labelled_files(tmp_path / "more", prompts=20, first=30), "was trained on 10 of these 20 problems"),
+        (labelled_files(tmp_path / "next", prompts=20, first=40), ""),
+        (labelled_files(tmp_path / "others", prompts=20, dataset="another"), ""),
+    ):
         caplog.clear()
         evaluate_on(tmp_path / "head", where, Relabelling(), None)
         compare_labelled(CompareConfig(heads={"a": [str(tmp_path / "head")]}, episodes=str(where)))
-        assert caplog.text.count("was trained on these episodes") == 2 * said
+        assert caplog.text.count("was trained on") == 2 * bool(said) and said in caplog.text
 
 
 def test_intervals_of_shares_over_training_seeds_are_of_shares(tmp_path: Path) -> None:

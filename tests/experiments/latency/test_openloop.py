@@ -12,7 +12,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.experiments.deployment.load import LoadRequest, throughput_rps
-from testbed.experiments.latency.load import Repeat, Series, measure, write_tables
+from testbed.experiments.latency.load import Repeat, Series, _named, measure, write_tables
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.latency.openloop import (
     Served,
@@ -240,3 +240,10 @@ def test_what_cannot_be_measured_is_refused(given: dict[str, object]) -> None:
 def test_the_target_alone_is_one_series() -> None:
     assert LoadConfig(windows=(0, 4), alphas=(0.5, 0.8)).series == [(0, None), (4, 0.5), (4, 0.8)]
     assert LoadConfig(windows=(4,), alphas=()).series == [(4, None)]
+
+
+def test_acceptance_rates_that_are_nearly_equal_have_files_of_their_own() -> None:
+    """The second series was a copy of the first."""
+    assert [_named(4, alpha) for alpha in (None, 0.7, 0.7000001, 1.0)] == [
+        "k4", "k4-alpha0.7", "k4-alpha0.7000001", "k4-alpha1",
+    ]  # fmt: skip
