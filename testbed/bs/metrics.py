@@ -117,6 +117,9 @@ class MetricsFile:
             raise BadInput(f"metrics are written every 0.01 s to 86400 s, not {interval_s:g}")
         self._interval_s = interval_s
         self._beside: dict[str, Callable[[], dict[str, Any]]] = {}
+        self._start_s: float | None = None
+        self._before_s = self._busy_s = 0.0
+        """Time of the last line, and the engine's busy time then."""
         try:
             self._file = path.open("ab", buffering=0)
             self._whole_bytes = self._file.tell()
@@ -128,25 +131,26 @@ class MetricsFile:
         self._beside[name] = snapshot
 
     async def keep(self, snapshot: Callable[[], dict[str, Any]], clock: Clock) -> None:
-        """Write a line every interval until cancelled, and a last one then; busy_share covers the interval."""
-        start_s = before_s = clock.time()
-        busy_s = 0.0
+        """Write a line every interval until cancelled, and a last one then; busy_share covers the interval.
+
+        It may be called again after an error: times go on.
+        """
+        if self._start_s is None:
+            self._start_s = self._before_s = clock.time()
         try:
             while True:
                 await clock.sleep(self._interval_s)
-                before_s, busy_s = self._write(snapshot(), clock.time(), start_s, before_s, busy_s)
+                self._write(snapshot(), clock.time(), self._start_s)
         except asyncio.CancelledError:
-            self._write(snapshot(), clock.time(), start_s, before_s, busy_s)
+            self._write(snapshot(), clock.time(), self._start_s)
             raise
 
-    def _write(
-        self, found: dict[str, Any], now_s: float, start_s: float, before_s: float, busy_s: float
-    ) -> tuple[float, float]:
-        past_s = now_s - before_s
-        share = min(1.0, (found["busy_s"] - busy_s) / past_s) if past_s > 0 else 0.0
+    def _write(self, found: dict[str, Any], now_s: float, start_s: float) -> None:
+        past_s = now_s - self._before_s
+        share = min(1.0, (found["busy_s"] - self._busy_s) / past_s) if past_s > 0 else 0.0
         beside = {name: snapshot() for name, snapshot in self._beside.items()}
         self._append(json.dumps({"t_s": now_s - start_s, "busy_share": share, **found, **beside}).encode() + b"\n")
-        return now_s, found["busy_s"]
+        self._before_s, self._busy_s = now_s, found["busy_s"]
 
     def _append(self, line: bytes) -> None:
         """Write a line, or drop it if the disk is full: serving continues without it."""

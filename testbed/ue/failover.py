@@ -205,12 +205,11 @@ class FailoverClient(Client):
             epoch, session = divmod(session, EPOCH)
             if epoch != self._epoch:
                 return
-            self._asked_s = None
             if epoch:
                 packet = Packet(replace(message, session=session), packet.arrays, packet.size_bytes)
-        mailbox = self._mail.get(session)
-        if mailbox is not None:
+        if (mailbox := self._mail.get(session)) is not None:
             mailbox.put(packet)
+            self._asked_s = self._asked_s if session < 0 else None
 
     # ------------------------------------------------------------ choosing the serving station
 

@@ -39,6 +39,31 @@ def test_a_line_every_interval_and_one_at_the_end(tmp_path: Path) -> None:
     assert sum(share * past for share, past in zip(shares, (0.5, 0.5, 0.47), strict=True)) == pytest.approx(0.35)
 
 
+def test_lines_go_on_after_an_error(tmp_path: Path) -> None:
+    """The task is started again: times began at 0, and the first line counted the busy time since the start."""
+    path = tmp_path / "m.jsonl"
+    file, busy_s = MetricsFile(path, 0.5), iter([0.4, None, 0.4, 0.5])
+
+    def snapshot() -> dict[str, float]:
+        if (found := next(busy_s)) is None:
+            raise ValueError
+        return {"busy_s": found}
+
+    async def run() -> None:
+        with pytest.raises(ValueError):
+            await file.keep(snapshot, VirtualClock())
+        keeping = asyncio.create_task(file.keep(snapshot, VirtualClock()))
+        await asyncio.sleep(0.9)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    run_virtually(run())
+    file.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["t_s"] for row in rows] == pytest.approx([0.5, 1.5, 1.9])
+    assert [row["busy_share"] for row in rows] == pytest.approx([0.8, 0.0, 0.25])
+
+
 def test_lines_of_an_earlier_process_stay(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     for number in range(3):

@@ -21,8 +21,8 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock, within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY, protocol
-from testbed.protocols.codec import decode_uplink
-from testbed.protocols.messages import Busy, Draft, Open
+from testbed.protocols.codec import Packet, decode_uplink
+from testbed.protocols.messages import Busy, Draft, Open, Resync
 from testbed.protocols.methods import Ahead, run_method
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
@@ -376,13 +376,16 @@ async def test_a_station_that_takes_less_after_a_restart_is_left_for_another_one
 async def test_a_station_that_answers_handshakes_only_is_left_for_another_one(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request waited for its whole timeout, and ended beside a station that would have served it."""
+    """The request waited for its whole timeout, and ended beside a station that would have served it; so it did as long
+    as the station told something of sessions that nobody has.
+    """
     async with site() as where, roaming(where, 4.0) as client:
         link = client._stations[0].link
         send = link.send
 
         async def lose(frames: Any) -> int:
             message = decode_uplink([bytes(frame) for frame in frames]).message
+            client._deliver(Packet(Resync(session=99), {}, 0))
             return 0 if isinstance(message, Open | Draft) else await send(frames)
 
         monkeypatch.setattr(link, "send", lose)

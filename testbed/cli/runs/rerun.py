@@ -35,7 +35,8 @@ def rerun(
 ) -> None:
     """Repeat the run of a directory and compare outputs, token by token, and rows, column by column.
 
-    In virtual time nothing differs. In real time tokens and bytes repeat, durations do not.
+    In virtual time nothing differs. In real time tokens repeat, unless a judge that keeps tokens sees a measured link;
+    durations do not, nor do the bytes of what is chosen by them.
 
     Examples:
 
