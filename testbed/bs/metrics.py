@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,9 @@ class Metrics:
             "computed_tokens": self.computed_tokens,
             "cached_tokens": self.cached_tokens,
             "evicted_tokens": self.evicted_tokens,
-            "promised_rounds": _by_speed(self.promised),
-            "missed_deadlines": _by_speed(self.missed),
-            "refused_sessions": _by_speed(self.refused),
+            "promised_rounds": by_speed(self.promised),
+            "missed_deadlines": by_speed(self.missed),
+            "refused_sessions": by_speed(self.refused),
             "estimate_mape": self.error,
         }
 
@@ -101,8 +101,12 @@ def _counted(counts: Counter[float], speed_tps: float) -> float:
     return speed_tps if speed_tps in counts or len(counts) < MOST_SPEEDS else OTHERS
 
 
-def _by_speed(counts: Counter[float]) -> dict[str, int]:
-    return {f"{speed:g}": count for speed, count in sorted(counts.items())}
+def by_speed(counts: Mapping[float, int]) -> dict[str, int]:
+    """Counts by speeds of six digits."""
+    found = Counter[str]()
+    for speed, count in sorted(counts.items()):
+        found[f"{speed:g}"] += count
+    return dict(found)
 
 
 class MetricsFile:

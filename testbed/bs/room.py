@@ -181,18 +181,19 @@ class Room:
 
     def reclaimable(self, peer: bytes, tokens: int, others: Iterable[H]) -> list[H]:
         """The sessions to close for a new one of a UE within its share: those of UEs beyond theirs, first those that
-        wait for their UE, the least recently heard first, as many as needed; none where they would not suffice.
+        wait for their UE, the least recently heard first, as many as needed but one; none where they would not suffice.
         """
         others = list(others)
         owner, held = self._owner(peer), self._held(others)
-        found: list[H] = []
+        count, found = Counter(self._owner(session.key[0]) for session in others), list[H]()
         if self.tokens is None or (held[owner] and held[owner] + tokens > self.ue_share * self.tokens):
             return found
         for session in sorted(others, key=lambda s: (not s.idle, s.heard_s)):
             other = self._owner(session.key[0])
             needed = sum(held.values()) + tokens > self.tokens
-            if needed and other != owner and held[other] > self.ue_share * self.tokens:
+            if needed and other != owner and held[other] > self.ue_share * self.tokens and count[other] > 1:
                 held[other] -= session.reserved
+                count[other] -= 1
                 found.append(session)
         return found if sum(held.values()) + tokens <= self.tokens else []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.bs.metrics import MOST_SPEEDS, Metrics, MetricsFile
+from testbed.bs.metrics import MOST_SPEEDS, Metrics, MetricsFile, by_speed
 from testbed.bs.observer import FinishedPass
 from testbed.errors import BadInput
 from testbed.virtual_time import VirtualClock, run_virtually
@@ -134,3 +134,8 @@ def test_of_ever_so_many_speeds_the_first_are_counted_each_for_itself() -> None:
     for name, count in (("promised_rounds", 640), ("missed_deadlines", 320), ("refused_sessions", 640)):
         assert len(found[name]) <= MOST_SPEEDS + 1 and sum(found[name].values()) == count
     assert found["promised_rounds"]["0"] == 9 * MOST_SPEEDS and found["promised_rounds"]["1"] == 1
+
+
+def test_speeds_that_are_nearly_equal_are_counted_together() -> None:
+    """One took the place of the other."""
+    assert by_speed({8.0: 3, 8.0000001: 4, 2.0: 1}) == {"2": 1, "8": 7}

@@ -110,6 +110,18 @@ def test_streams_of_a_ue_beyond_its_share_make_room_after_its_idle_sessions() ->
     assert table.reclaimable((b"one", 99), 150) == []
 
 
+def test_a_ue_keeps_one_session_however_large() -> None:
+    """The only session of a UE with a long prompt was closed for others, who then kept it out."""
+    table = SessionTable(tokens=1000, ue_share=0.5)
+    large = table.open((b"one", 1), np.ones(700, np.int32), None, 0.0, 4, 0)
+    assert table.reclaimable((b"two", 1), 350) == []
+    small = table.open((b"one", 2), np.ones(200, np.int32), None, 5.0, 4, 0)
+    assert table.reclaimable((b"two", 1), 250) == [large]  # heard less recently
+    large.heard_s = 9.0
+    assert table.reclaimable((b"two", 1), 250) == [small]
+    assert table.reclaimable((b"two", 1), 350) == []
+
+
 def test_ues_that_were_refused_are_bounded_in_number() -> None:
     """Without keys each identity is one, and a peer can take as many as it likes."""
     refused = RefusedUes()

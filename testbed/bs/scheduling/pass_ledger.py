@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from testbed.bs.engines.base import Share, VerifyRequest
+from testbed.bs.metrics import by_speed
 from testbed.bs.observer import FinishedPass
 from testbed.bs.pending import Pending, Round
 from testbed.bs.queue import Taken
@@ -238,7 +239,7 @@ class PassLedger:
 
     def snapshot(self) -> dict[str, Any]:
         """Gauges for the metrics."""
-        promised = {f"{speed:g}": count for speed, count in sorted(self._sessions.promised().items())}
+        promised = by_speed(self._sessions.promised())
         found = {"waiting": len(self._last.pending), "sessions": len(self._sessions), "promises": promised}
         found |= {"between": self.overhead._asdict(), **self.scheduler.snapshot(*self._last)}
         if self._estimator is not None:
