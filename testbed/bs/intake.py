@@ -109,7 +109,7 @@ class Intake:
             return Busy(session=message.session, reason=refusal, retry_s=RETRY_S), None
         if (busy := admit(key, message)) is not None:
             return busy, None
-        for lost in yielding:
+        for lost in self.sessions.reclaimable(key, len(ids)) if yielding else ():  # `admit` may have closed some
             self.sessions.lose(lost, "its room was needed for other UEs")
             forget(lost)
         return Opened(session=message.session, length=len(ids)), self._start(key, message, ids, sampling)

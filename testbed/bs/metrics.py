@@ -126,7 +126,6 @@ class MetricsFile:
         """Time of the last line, and the engine's busy time then."""
         try:
             self._file = path.open("ab", buffering=0)
-            self._whole_bytes = self._file.tell()
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 
@@ -158,16 +157,15 @@ class MetricsFile:
 
     def _append(self, line: bytes) -> None:
         """Write a line, or drop it if the disk is full: serving continues without it."""
+        written = 0
         try:
-            if self._file.write(line) < len(line):
+            if (written := self._file.write(line)) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as exc:
             LOG.warning("cannot write %s: %s", self._file.name, exc.strerror or exc)
-            with contextlib.suppress(OSError):
-                self._file.seek(self._whole_bytes)
-                self._file.truncate()
-        else:
-            self._whole_bytes += len(line)
+            if written:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(self._file.tell() - written)
 
     def close(self) -> None:
         """Close the file."""

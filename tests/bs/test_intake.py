@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -128,3 +130,21 @@ async def test_a_round_whose_successors_fit_no_message_is_refused_and_ends_nothi
         assert "round" in (await ue.receive(drafting, 5)).message.reason
         await ue.send(Draft(session=drafting, round=0, base_len=3), IDS)
         assert isinstance((await ue.receive(drafting, 5)).message, Verdict)
+
+
+def test_sessions_that_admission_closed_make_room_once() -> None:
+    """The same sessions were closed again for their tokens: a controller was told twice of their ends."""
+    intake = Intake(Offer("synthetic", "", 512, 64, (), 4096), SessionTable(tokens=1000, ue_share=0.5))
+    ids, closed = {"ids": np.ones(200, np.int32)}, list[Any]()
+    for number in range(4):
+        intake.open(b"one", Open(session=number, protocol="greedy", threshold=0.0, hidden_size=4), ids)
+
+    def admit(key: Any, message: Open) -> None:
+        lost = next(iter(intake.sessions))
+        intake.sessions.lose(lost, "the time of its guarantee was needed for other UEs")
+        closed.append(lost)
+
+    message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=4)
+    reply, _ = intake.open(b"two", message, {"ids": np.ones(350, np.int32)}, admit, closed.append)
+    assert isinstance(reply, Opened) and len(closed) == len(set(map(id, closed))) == 1
+    assert len(intake.sessions) == 4

@@ -155,6 +155,8 @@ class Windows:
         self._config, self._coefficients, self._max_requests = config, coefficients, max_requests
         self._vocab_size = vocab_size
         self._ues: OrderedDict[tuple[bytes, int, int], _UeHints] = OrderedDict()
+        self._switches = 0
+        """Changes of windows by controllers that were dropped."""
         self._shape = LoadShape()
         self._rate, self._load_tps = Rate(LOAD_S), 0.0
         self._alpha = TypicalMean(config.alpha)
@@ -216,7 +218,7 @@ class Windows:
         """Number of hints by window, changes of windows, and the estimates shared by all UEs."""
         return {
             "hints": {str(window): count for window, count in sorted(self._given.items())},
-            "window_switches": sum(ue.controller.switches for ue in self._ues.values()),
+            "window_switches": self._switches + sum(ue.controller.switches for ue in self._ues.values()),
             "load_tps": self._load_tps,
             "acceptance": self._alpha.value,
         }
@@ -271,9 +273,9 @@ class Windows:
         """Drop the least recently used controller of this UE, or of all, where there are too many for another one."""
         own = [key for key in self._ues if self._owner(key[0]) == owner]
         if len(own) >= MOST_OF_UE:
-            del self._ues[own[0]]
+            self._switches += self._ues.pop(own[0]).controller.switches
         elif len(self._ues) >= MOST_UES:
-            self._ues.popitem(last=False)
+            self._switches += self._ues.popitem(last=False)[1].controller.switches
 
 
 def _token_s(session: Session, csi: Csi | None, vocab_size: int) -> float:

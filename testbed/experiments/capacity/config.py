@@ -227,7 +227,8 @@ def speeds(config: CapacityConfig) -> tuple[float, ...]:
     found = config.classes if config.mix is None else tuple(config.mix)
     if config.mix is not None and any(share < 1 for share in config.mix.values()):
         raise BadInput("shares of a mix are whole numbers, 1 or more")
-    if not found or len(set(found)) < len(found) or not all(SPEEDS.least <= speed <= SPEEDS.most for speed in found):
+    named = {f"{speed:g}" for speed in found}
+    if not found or len(named) < len(found) or not all(SPEEDS.least <= speed <= SPEEDS.most for speed in found):
         raise BadInput(
             f"classes are named by their speed: give numbers in [{SPEEDS.least:g}, {SPEEDS.most:g}] tokens/s, each once"
         )

@@ -412,6 +412,11 @@ def test_a_ue_with_many_identities_and_windows_leaves_the_controllers_of_idle_ue
         serve(windows, 1.0, 1, peer=b"liar%d" % (number % 8), hinted=1 + number)
     kept = {peer: ue for (peer, *_), ue in windows._ues.items()}
     assert all(kept[peer] is ue for peer, ue in honest.items()) and len(windows._ues) == 6
+    for ue in kept.values():
+        ue.controller.switches = 3
+    for number in range(40):
+        serve(windows, 1.0, 1, peer=b"liar%d" % (number % 8), hinted=1 + number)
+    assert windows.snapshot()["window_switches"] >= 3 * len(kept)  # a counter: it fell
     for number in range(40):  # beyond the controller's largest window, all are one
         serve(windows, 1.0, 1, peer=b"honest", hinted=300 + number)
     assert sum(peer == b"honest" for peer, *_ in windows._ues) <= 2

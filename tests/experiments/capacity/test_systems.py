@@ -33,6 +33,7 @@ from testbed.options import replaced
         (["systems=[abacus]"], "known: wisp, fcfs-cache"),
         (["systems=[wisp, wisp]"], "each once"),
         (["classes=[2, 2]"], "each once"),
+        (["classes=[2, 2.0000001]"], "each once"),
         (["classes=[1e308]"], "each once"),
         (["classes=[5e-324]"], "each once"),
         (["mix={fast: 1}"], "mix"),
