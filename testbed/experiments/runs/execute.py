@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from testbed.experiments.inputs.state import channel_state
 from testbed.experiments.runs.prepare import Workload, policy_of, room
 from testbed.experiments.runs.turns import Conversations, OwnOutputs
 from testbed.protocols.messages import Welcome
+from testbed.protocols.methods import run_method
 from testbed.tasks import together
 from testbed.ue.dial import dial
 from testbed.ue.drafters.after import StatesAfter
@@ -29,6 +31,8 @@ from testbed.ue.run import Clients, Job, JobRunner, Outcome, Setting, sampling_o
 
 Progress = Callable[[Job, RoundRecord], None]
 Done = Callable[[Outcome], None]
+
+LOG = logging.getLogger(__name__)
 
 
 class Watch(NamedTuple):
@@ -69,11 +73,13 @@ async def execute(config: RunConfig, work: Workload, watch: Watch, begun: Begun 
 
 
 def drafter_of(config: RunConfig, work: Workload) -> Drafter:
-    """The drafter of a run, with room for its prompts and outputs.
+    """The drafter of a run, with room for its prompts and outputs. Warns if several methods share its memory.
 
     Raises:
         ModelError: it cannot be used.
     """
+    if config.drafter_memory and sum(run_method(method).drafts for method in config.methods) > 1:
+        LOG.warning("methods find each other's outputs in the drafter's memory: give one method a run to compare them")
     longest = max(room(prompt, config.max_tokens) for prompt in [*work.prompts, *work.warmup])
     options = DrafterOptions(
         vocab_size=work.prompter.vocab_size if work.prompter else None,

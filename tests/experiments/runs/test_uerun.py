@@ -13,6 +13,7 @@ from testbed.config import RunConfig, ServeConfig
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.runs import journal as journals
+from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.journal import Journal
 from testbed.experiments.runs.prepare import Prompt, Workload
 from testbed.experiments.runs.processes import base_station
@@ -82,3 +83,12 @@ def test_rounds_before_a_resumption_are_told_from_those_after_it(config: RunConf
     again.finish()
     assert before == first[0].record.clock_unix_s != after
     assert after == pytest.approx(before, abs=1e-6)
+
+
+@pytest.mark.parametrize(("methods", "said"), [(("greedy", "coupled"), True), (("greedy", "target-only"), False)])
+def test_methods_that_share_a_memory_are_warned_of(
+    config: RunConfig, methods: tuple[str, ...], said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second one found the outputs of the first, and had the better figures."""
+    drafter_of(msgspec.structs.replace(config, methods=methods, drafter_memory=100), WORK).close()
+    assert ("methods find each other's outputs" in caplog.text) == said
