@@ -100,7 +100,7 @@ def fit(samples: Sequence[Sample], seed: int = 0, resamples: int = RESAMPLES) ->
     if not best.any():
         raise BadInput("no coefficients of 0 or more fit these passes: they take less, the more there is to do")
     rng = np.random.default_rng(seed)
-    draws = rng.integers(0, len(y), (resamples, len(y)))
+    draws = (rng.integers(0, len(y), len(y)) for _ in range(resamples))
     spread = np.array([_not_negative(scaled[draw], y[draw]) for draw in draws]) / scale
     low, high = span(spread)
     found = Coefficients(*(best / scale).tolist())
