@@ -114,10 +114,7 @@ def account(samples: Samples, spans: Spans) -> Account:
     if not len(edges_s):
         none = np.zeros(0)
         return Account(none, none, none, none, none, none)
-    begun = np.searchsorted(np.sort(spans.begin_s), edges_s, side="right")
-    ended = np.searchsorted(np.sort(spans.end_s), edges_s, side="right")
-    concurrent = np.maximum(begun - ended, 1)[:-1]
-    shared_j = np.concatenate([[0.0], np.cumsum(np.diff(integral.energy_j(edges_s)) / concurrent)])
+    shared_j = _divided(integral.energy_j(edges_s), edges_s, spans.begin_s, spans.end_s)
 
     def energy_j(from_s: Reals, to_s: Reals) -> Reals:
         found: Reals = shared_j[np.searchsorted(edges_s, to_s)] - shared_j[np.searchsorted(edges_s, from_s)]
@@ -134,6 +131,24 @@ def account(samples: Samples, spans: Spans) -> Account:
         other_j + (waited_j - link_j - wait_j),
         integral.unknown_s(spans.end_s) - integral.unknown_s(spans.begin_s),
     )
+
+
+def shared_s(begin_s: Reals, end_s: Reals) -> Reals:
+    """Durations of rounds [n], with time divided among concurrent rounds as their energy is."""
+    edges_s = np.unique(np.concatenate([begin_s, end_s]))
+    if not len(edges_s):
+        return np.zeros(0)
+    until_s = _divided(edges_s, edges_s, begin_s, end_s)
+    found: Reals = until_s[np.searchsorted(edges_s, end_s)] - until_s[np.searchsorted(edges_s, begin_s)]
+    return found
+
+
+def _divided(amounts: Reals, edges_s: Reals, begin_s: Reals, end_s: Reals) -> Reals:
+    """Part of a cumulative amount [m] at instants [m] for each of the rounds that are in progress."""
+    begun = np.searchsorted(np.sort(begin_s), edges_s, side="right")
+    ended = np.searchsorted(np.sort(end_s), edges_s, side="right")
+    concurrent = np.maximum(begun - ended, 1)[:-1]
+    return np.concatenate([[0.0], np.cumsum(np.diff(amounts) / concurrent)])
 
 
 def heat(samples: Samples, begin_s: Reals, end_s: Reals) -> tuple[Reals, list[str | None]]:

@@ -13,7 +13,7 @@ from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.power.recorder import SAMPLES, facts
 from testbed.experiments.results.directory import read_summary, round_row, write_summary
-from testbed.experiments.results.energy import energy_columns, measured
+from testbed.experiments.results.energy import energy_columns, idle_energies, measured
 from testbed.experiments.results.files import read_requests, read_rounds, write_round_rows
 from testbed.power.files import read_samples, write_parquet
 from testbed.power.series import Samples
@@ -46,10 +46,10 @@ def account_run(run: Path, file: Path | None, offset_s: float | None = None, ali
     _check_overlap(samples, begin_s, end_s)
     found = dict(zip(records, measured(list(records.values()), samples), strict=True))
     idle_w = (document.get("power") or {}).get("idle_w") if file is None else None
-    rows = []
+    rows, idle_j = [], dict(zip(found, idle_energies(list(found.values()), idle_w), strict=True))
     for row in document["rows"]:
-        own = [record for (method, _), record in found.items() if method == row.get("method")]
-        rows.append(energy_columns(row["method"], own, idle_w))
+        own = [key for key in found if key[0] == row.get("method")]
+        rows.append(energy_columns(row["method"], [found[key] for key in own], [idle_j[key] for key in own]))
     power = {**(document.get("power") or {} if file is None else {}), **facts(samples)}
     document["rows"] = [{**row, **more} for row, more in zip(document["rows"], rows, strict=True)]
     document["power"] = power

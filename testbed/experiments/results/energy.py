@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from testbed.power.accounting import Spans, account, heat
+from testbed.power.accounting import Spans, account, heat, shared_s
 from testbed.power.series import Samples
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.methods import run_method
@@ -27,12 +27,7 @@ def measured(requests: Sequence[RequestRecord], samples: Samples) -> list[Reques
         requests: all requests of a run, since concurrent rounds share the power.
         samples: power samples in Unix time.
     """
-    known = [
-        (number, at)
-        for number, request in enumerate(requests)
-        for at, record in enumerate(request.rounds)
-        if request.clock_unix_s is not None and None not in (record.begin_s, record.verdict_s, record.end_s)
-    ]
+    known = _timed(requests)
     if not known:
         return list(requests)
     links = [_link_shares(request) for request in requests]
@@ -51,6 +46,16 @@ def measured(requests: Sequence[RequestRecord], samples: Samples) -> list[Reques
             throttled=reasons[i],
         )
     return [replace(request, rounds=own) for request, own in zip(requests, rounds, strict=True)]
+
+
+def _timed(requests: Sequence[RequestRecord]) -> list[tuple[int, int]]:
+    """Rounds with time stamps: indices of their requests and within them."""
+    return [
+        (number, at)
+        for number, request in enumerate(requests)
+        for at, record in enumerate(request.rounds)
+        if request.clock_unix_s is not None and None not in (record.begin_s, record.verdict_s, record.end_s)
+    ]
 
 
 def _link_shares(request: RequestRecord) -> list[tuple[float, float]]:
@@ -88,27 +93,51 @@ def _spans(rounds: Sequence[tuple[RoundRecord, float, tuple[float, float]]]) -> 
     return Spans(*columns)
 
 
-def energy_columns(method: str, requests: Sequence[RequestRecord], idle_w: float | None = None) -> dict[str, Any]:
+def idle_energies(requests: Sequence[RequestRecord], idle_w: float | None) -> list[float | None]:
+    """Energy [J] of an idle device in the time of each request's rounds; concurrent rounds share it like the measured
+    one.
+
+    Args:
+        requests: all requests of a run.
+        idle_w: power of the idle device before the run; None: not measured, and so are the energies.
+    """
+    if idle_w is None:
+        return [None] * len(requests)
+    known = _timed(requests)
+    zeros_s = np.array([requests[number].clock_unix_s or 0.0 for number, _ in known])
+    rounds = [requests[number].rounds[at] for number, at in known]
+    begin_s, end_s = (
+        np.array([getattr(r, name) for r in rounds], np.float64) + zeros_s for name in ("begin_s", "end_s")
+    )
+    found = [0.0] * len(requests)
+    for (number, _), time_s in zip(known, shared_s(begin_s, end_s).tolist(), strict=True):
+        found[number] += idle_w * time_s
+    return list(found)
+
+
+def energy_columns(
+    method: str, requests: Sequence[RequestRecord], idle_j: Sequence[float | None] = ()
+) -> dict[str, Any]:
     """Energy columns of a row of `summary.json`; empty if power was not measured.
 
     Means are over `energy_requests`, the requests with known energy in all rounds. `colocated` has none, since its
     drafting on this device represents work of the BS.
 
     Args:
-        idle_w: power of the idle device before the run.
+        idle_j: energy of the idle device in each request's time, see `idle_energies`; empty: unknown.
     """
     rounds = [record for request in requests for record in request.rounds]
     gaps_s = [record.power_gap_s for record in rounds if record.power_gap_s is not None]
     if not gaps_s:
         return {}
     throttled = [record.throttled for record in rounds if record.throttled is not None]
-    known = [r for r in requests if r.rounds and all(record.energy_j is not None for record in r.rounds)]
-    known = [] if run_method(method).on_bs else known
+    places = [i for i, r in enumerate(requests) if r.rounds and all(one.energy_j is not None for one in r.rounds)]
+    known = [] if run_method(method).on_bs else [requests[i] for i in places]
     inside = [record for request in known for record in request.rounds]
     means = {name: _mean([getattr(r, name) for r in inside], len(known)) for name in ("energy_j", *PARTS)}
     energy_j, tokens = means["energy_j"], sum(record.committed for record in inside)
-    spent_s = sum((record.end_s or 0.0) - (record.begin_s or 0.0) for record in inside)
-    above = None if energy_j is None or idle_w is None else energy_j - idle_w * spent_s / len(known)
+    idle = [one for i in places if (one := idle_j[i] if idle_j else None) is not None]
+    above = energy_j - sum(idle) / len(known) if energy_j is not None and len(idle) == len(known) else None
     return {
         **means,
         "energy_per_token_j": None if energy_j is None or not tokens else energy_j * len(known) / tokens,

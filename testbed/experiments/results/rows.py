@@ -10,7 +10,7 @@ import numpy as np
 
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.marks import Marker
-from testbed.experiments.results.energy import energy_columns
+from testbed.experiments.results.energy import energy_columns, idle_energies
 from testbed.experiments.results.metrics import acceptance_columns, byte_columns, speedup_columns, time_columns
 from testbed.experiments.results.quality import NUMBER, quality
 from testbed.protocols.methods import Ahead, run_method
@@ -48,6 +48,8 @@ def rows(
         own: as `texts`, of the target; None: unknown.
         idle_w: power of the idle device; None: not measured.
     """
+    idle = idle_energies([o.record for o in outcomes], idle_w)
+    idle_j = {(o.method, o.request): energy_j for o, energy_j in zip(outcomes, idle, strict=True)}
 
     def figures(mine: Sequence[Outcome]) -> dict[str, Any]:
         return {
@@ -56,7 +58,7 @@ def rows(
             **_speed([o.record for o in mine]),
             **speedup_columns(mine, outcomes),
             **_gate(mine),
-            **energy_columns(mine[0].method, [o.record for o in mine], idle_w),
+            **energy_columns(mine[0].method, [o.record for o in mine], [idle_j[o.method, o.request] for o in mine]),
         }
 
     def row(method: str) -> dict[str, Any]:

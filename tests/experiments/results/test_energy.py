@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from testbed.channel.spec import ChannelSpec
 from testbed.experiments.inputs.profile import LinearDraft, LinearVerify, Profile
-from testbed.experiments.results.energy import PARTS, energy_columns, measured
+from testbed.experiments.results.energy import PARTS, energy_columns, idle_energies, measured
 from testbed.power.series import Samples
 from testbed.ue.records import RequestRecord, RoundRecord
 from tests.support.virtual import decode, synthetic_models
@@ -59,7 +59,8 @@ def test_a_row_by_hand() -> None:
         request(round_(98.0, 1.0, 9.0)),  # passes the end of the samples
     ]
     slow = steady(throttled=("",) * 15 + ("thermal",) * 10 + ("",) * 975)  # from 1.5 s to 2.5 s
-    row = energy_columns("greedy", measured(requests, slow), idle_w=4.0)
+    found = measured(requests, slow)
+    row = energy_columns("greedy", found, idle_energies(found, 4.0))
     assert row == pytest.approx(
         {
             "energy_j": 20.0,
@@ -74,6 +75,21 @@ def test_a_row_by_hand() -> None:
             "throttled_rounds": 2,
         }
     )
+
+
+def test_concurrent_requests_share_the_idle_power_as_well() -> None:
+    """It was subtracted from each of them: a device as idle as before had less than nothing above idle."""
+    requests = [
+        request(round_(1.0, 0.5, 0.5), round_(2.0, 0.5, 0.5)),
+        request(round_(1.5, 0.5, 0.5)),
+        request(round_(9.0, 0.5, 0.5)),
+    ]
+    found = measured(requests, steady())  # 10 W
+    idle_j = idle_energies(found, 10.0)
+    assert idle_j == pytest.approx([15.0, 5.0, 10.0])
+    assert energy_columns("greedy", found, idle_j)["above_idle_j"] == pytest.approx(0.0, abs=1e-6)
+    assert energy_columns("greedy", found[:1], idle_j[:1])["above_idle_j"] == pytest.approx(0.0, abs=1e-6)
+    assert energy_columns("greedy", found, idle_energies(found, None))["above_idle_j"] is None
 
 
 def test_what_was_not_measured_has_no_columns() -> None:
