@@ -120,7 +120,7 @@ def test_points_that_differ_in_their_link_may_not_be_exchanged(tmp_path: Path) -
 
 def test_a_drafter_that_remembers_earlier_requests_remembers_those_of_its_point(tmp_path: Path) -> None:
     """Sweeps and demos decoded without the memory that their configuration stated."""
-    run = "{channel: 'kind=virtual,profile=wisv', methods: [greedy], prompts: 6, drafter: suffix, max_tokens: 60}"
+    run = RUN.replace("[greedy, fh]", "[greedy]").replace("prompts: 3", "prompts: 6, drafter: suffix, max_tokens: 60")
     text = f"run: {run}\ngrid: {{drafter_memory: [0, 50000], window: [8, 12]}}"
     config = load_sweep(written(tmp_path, text))
     together = {row["point"]: row["aal"] for row in run_sweep(config, tmp_path / "out", lambda *_: None)["rows"]}
