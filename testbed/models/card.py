@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from testbed.models.evaluate import BatchDecoder, Keep, Speculation, speculate
 from testbed.models.problems import FAVOURITE_P, HABIT_SHIFT, WordProblem, generate
 from testbed.models.scoring import final_number
 from testbed.models.stories import TEMPLATES
 from testbed.models.tokenizer import PROMPT, end_of
+from testbed.protocols.vocabulary import read_tokenizer
 
 TEST_SEED = 2026
 MAX_TOKENS = 220
@@ -27,7 +27,7 @@ class Bench:
     """A pair with its tokenizer and test problems."""
 
     def __init__(self, pair: Path, problems: int) -> None:
-        self.tokenizer = Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
+        self.tokenizer = read_tokenizer(pair / "target")
         end_id = end_of(self.tokenizer)
         self.target, self.drafter = (
             BatchDecoder.load(pair / "target", end_id),
@@ -61,9 +61,13 @@ def measure(pair: Path, problems: int, judged: int, say: Callable[[str], None]) 
     Args:
         pair: directory with `target/` and `drafter/`.
         problems: number of problems for the accuracies.
-        judged: number of problems for the judges, which take a completion per mismatch.
+        judged: number of problems for the judges, which take a completion per mismatch, and at most `problems`.
         say: receives progress messages.
+
+    Raises:
+        ModelError: one of the models cannot be used.
     """
+    judged = min(judged, problems)
     bench = Bench(pair, problems)
     say(f"decoding {problems} problems with target and drafter")
     own, drafts = (d.complete(bench.prompts, MAX_TOKENS) for d in (bench.target, bench.drafter))

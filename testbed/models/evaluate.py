@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from testbed.assets.model_directory import stored_tensors
+from testbed.errors import ModelError
 
 Keep = Callable[[list[int], list[list[int]]], list[bool]]
 """Judge of mismatches: (prompt indices, ids up to and including the drafted token) → whether each is kept."""
@@ -34,12 +35,16 @@ class BatchDecoder:
         """Load a transformers directory in float32.
 
         Raises:
-            ModelError: see `stored_tensors`.
+            ModelError: see `stored_tensors`; or transformers cannot load it.
         """
         stored_tensors(directory)
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        )
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            )
+        except Exception as exc:  # of many types, by what is damaged
+            reason = " ".join(str(exc).split())
+            raise ModelError(f"{directory}: transformers cannot load it: {reason}") from exc
         return cls(model.eval(), end_id)
 
     @property

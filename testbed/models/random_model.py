@@ -15,7 +15,7 @@ from testbed.files import make_folder, require_empty
 from testbed.models.bundle import bundled
 from testbed.models.checkpoint import writing
 from testbed.options import Config, option
-from testbed.protocols.vocabulary import fingerprint
+from testbed.protocols.vocabulary import fingerprint, read_tokenizer
 
 Kind = Literal["llama", "qwen3", "qwen3-moe"]
 ROWS_OF = 64
@@ -74,9 +74,7 @@ def make_random(chosen: RandomModel, out: Path) -> int:
 
 
 def _rows(tokenizer: Path) -> int:
-    from tokenizers import Tokenizer
-
-    count = 1 + max(Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab().values())
+    count = 1 + max(read_tokenizer(tokenizer).get_vocab().values())
     return -(-count // ROWS_OF) * ROWS_OF
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from testbed.errors import ModelError
 from testbed.models.problems import generate
 
 VOCAB_SIZE = 1024
@@ -38,9 +39,13 @@ def train_tokenizer(seed: int, problems: int = 4000) -> Tokenizer:
 
 
 def end_of(tokenizer: Tokenizer) -> int:
-    """Id of the end token, which is also the padding."""
-    end_id = tokenizer.token_to_id(END)
-    assert end_id is not None
+    """Id of the end token, which is also the padding.
+
+    Raises:
+        ModelError: the tokenizer has none.
+    """
+    if (end_id := tokenizer.token_to_id(END)) is None:
+        raise ModelError(f"the tokenizer has no {END}: it is none that `testbed models train` made")
     return int(end_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ from typing import Any
 import pytest
 
 from testbed.bs.engines.target import describe
+from testbed.errors import ModelError
 from testbed.models.bundle import DATA, bundled, bundled_target
 from testbed.models.card import measure, render, shortfalls
+from testbed.models.real.parity import text_ids
 from testbed.protocols.vocabulary import fingerprint
+
+WORDS = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
+"""A tokenizer without an end token."""
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +66,33 @@ def test_the_card_contains_the_measured_values(facts: dict[str, Any]) -> None:
 def test_shortfalls_name_what_is_missing(facts: dict[str, Any]) -> None:
     worse = {**facts, "target_accuracy": 0.5, "answer_tokens": 10, "oracle": facts["greedy"]}
     assert len(shortfalls(worse)) >= 3
+
+
+def test_judged_problems_are_among_the_problems() -> None:
+    """A card said that 40 problems were judged where there were four."""
+    found = measure(DATA, problems=2, judged=9, say=lambda line: None)
+    assert (found["problems"], found["judged"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("tokenizer.json", None, "no tokenizer in"),
+        ("tokenizer.json", "{", "cannot be read as a tokenizer"),
+        ("tokenizer.json", WORDS, r"the tokenizer has no "),
+        ("config.json", "[1]", "config.json"),
+        ("config.json", '{"model_type": "llama", "hidden_size": "x"}', "config.json|cannot load it"),
+    ],
+)
+def test_a_damaged_pair_is_refused_in_one_line(file: str, content: str | None, said: str, tmp_path: Path) -> None:
+    """It left a traceback."""
+    shutil.copytree(DATA / "target", tmp_path / "target")
+    (tmp_path / "target" / file).unlink()
+    if content is not None:
+        (tmp_path / "target" / file).write_text(content)
+    with pytest.raises(ModelError, match=said) as caught:
+        measure(tmp_path, 1, 1, lambda line: None)
+    assert "\n" not in str(caught.value)
+    if content == "{" and file == "tokenizer.json":
+        with pytest.raises(ModelError, match=said):
+            text_ids(tmp_path / "target")

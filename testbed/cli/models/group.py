@@ -219,8 +219,8 @@ def train(
 @app.command()
 def card(
     pair: Annotated[Path | None, typer.Option(help="Directory with target/ and drafter/; default: bundled.")] = None,
-    problems: Annotated[int, typer.Option(help="Test problems for the accuracies.")] = 500,
-    judged: Annotated[int, typer.Option(help="Test problems for the two judges.")] = 100,
+    problems: Annotated[int, typer.Option(help="Test problems for the accuracies.", min=1)] = 500,
+    judged: Annotated[int, typer.Option(help="Those of them for the two judges, at most.", min=1)] = 100,
     out: Annotated[Path | None, typer.Option(help="Write the card here as Markdown.")] = None,
     check: Annotated[bool, typer.Option(help="Exit with status 1 unless the pair meets its requirements.")] = False,
     as_json: AsJson = False,

@@ -14,15 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from testbed.assets.model_names import RELEASES, Part, Release, model_folder, part_of
 from testbed.errors import BadInput, ModelError, TestbedError
 from testbed.files import held, json_object, make_folder
 from testbed.models.real.from_gguf import from_gguf
 from testbed.models.real.parity import prove_parity
 from testbed.process.children import module_command
-from testbed.protocols.vocabulary import BESIDE_GGUF
+from testbed.protocols.vocabulary import BESIDE_GGUF, FILE, read_tokenizer
 
 Say = Callable[[str], None]
 PARTS: tuple[Part, ...] = ("target", "drafter", "tokenizer")
@@ -92,8 +90,7 @@ def _make(name: str, folder: Path, say: Say) -> None:
 
 def _text_ids(target: Path) -> list[int] | None:
     """Ids of `TEXT`; None: the model has no tokenizer."""
-    path = target / "tokenizer.json"
-    return Tokenizer.from_file(str(path)).encode(TEXT).ids if path.exists() else None
+    return read_tokenizer(target).encode(TEXT).ids if (target / FILE).exists() else None
 
 
 def _take(release: Release, file: Path, scratch: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from testbed.assets.model_directory import stored_tensors
 from testbed.errors import BadInput, ModelError
@@ -23,7 +22,7 @@ from testbed.llama.origin import DIFFERENCE
 from testbed.models.export import DTypeName, export_gguf
 from testbed.models.problems import generate
 from testbed.models.real.from_gguf import from_gguf, quantisation
-from testbed.protocols.vocabulary import FILE
+from testbed.protocols.vocabulary import FILE, read_tokenizer
 
 POSITIONS = 128
 Weights = Literal["f32", "f16", "q8_0", "q4_0", "q4_1"]
@@ -132,12 +131,15 @@ def prove_file(file: Path) -> Parity:
 
 
 def text_ids(model_dir: Path, count: int = POSITIONS) -> list[int] | None:
-    """The first ids of bundled problems and their answers; None: the directory has no tokenizer."""
-    path = model_dir / "tokenizer.json"
-    if not path.is_file():
+    """The first ids of bundled problems and their answers; None: the directory has no tokenizer.
+
+    Raises:
+        ModelError: it has a damaged one.
+    """
+    if not (model_dir / FILE).is_file():
         return None
     text = "\n\n".join(f"{one.question}\n{one.answer}" for one in itertools.islice(generate("test", 0), QUESTIONS))
-    ids: list[int] = Tokenizer.from_file(str(path)).encode(text).ids
+    ids: list[int] = read_tokenizer(model_dir).encode(text).ids
     return ids[:count]
 
 
