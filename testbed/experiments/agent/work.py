@@ -17,7 +17,7 @@ from testbed.config import RunConfig
 from testbed.errors import BadInput
 from testbed.experiments.agent.files import Files
 from testbed.experiments.agent.stored_orders import ORDERS, RESULT, StoredOrder
-from testbed.experiments.field.devices.base import FILED, LINK, decode
+from testbed.experiments.field.devices.base import ALLOWED, FILED, LINK, decode
 from testbed.experiments.inputs.state import PASSIVE, RADIO
 from testbed.experiments.links.measure import measure
 from testbed.experiments.results import directory as results
@@ -27,13 +27,6 @@ from testbed.power.sources import AUTO, NONE, SOURCES
 from testbed.protocols.orders import Probing, Running, digest_of
 from testbed.ue.dial import addresses
 
-ALLOWED = (
-    "bs", "methods", "window", "threshold", "max_tokens", "limit", "prompt_format", "shots", "seed", "warmup", "gate",
-    "tie_tolerance", "concurrency", "kv_type", "threads", "gpu_layers", "timeout_s", "auto_rule", "temperature",
-    "top_k", "top_p", "sampling", "hidden_bits", "speed_tps", "accept_slower", "window_rule", "lookahead", "failover_s",
-    "power_period_s", "power_idle_s", "verification", "q_top", "q_bits",
-)  # fmt: skip
-"""Fields that an order may set freely, since they name nothing on this machine."""
 CHECKED = ("csi", "pad", "power")
 CSI = ("none", "passive", "link")
 MOST_TIMEOUT_S = 86_400

@@ -75,9 +75,12 @@ def collect(log: FieldLog, say: Say) -> dict[str, Any]:
             continue
         with skipped.at_fault(place), contextlib.closing(agent_device(log.plan, place, say, log.run)) as device:
             for cell in left:
-                if device.collect(cell_config(log, cell, log.plan.bs), log.cell(cell)):
-                    log.add(CELL, cell=cell.key, origin_s=None)
-                    brought += 1
+                with skipped.at_fault(place):
+                    if device.collect(cell_config(log, cell, log.plan.bs), log.cell(cell)):
+                        log.add(CELL, cell=cell.key, origin_s=None)
+                        brought += 1
+                if place.ue in skipped:
+                    break
     return {"collected": brought, **skipped.addresses(), **progress_of(log)}
 
 

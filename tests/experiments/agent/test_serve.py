@@ -24,7 +24,8 @@ from testbed.experiments.agent.files import FILES, Files, part_of
 from testbed.experiments.agent.runner import _wait_s
 from testbed.experiments.agent.serve import MOST_CHUNKS, Agent, AgentSetup, WaitingChunks, run_agent
 from testbed.experiments.agent.stored_orders import CLOCK, ORDERS, OrderStore, chunk_of, result_files, state_of
-from testbed.experiments.agent.work import ALLOWED, CHECKED, FILED, carry_out, check_digests, resolve_files
+from testbed.experiments.agent.work import CHECKED, carry_out, check_digests, resolve_files
+from testbed.experiments.field.devices.base import ALLOWED, FILED
 from testbed.experiments.results.directory import SUMMARY
 from testbed.experiments.runs.journal import NAME as JOURNAL
 from testbed.protocols.codec import Packet, encode

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -24,6 +25,7 @@ from testbed.experiments.field.log import open_log
 from testbed.experiments.field.plan import FieldPlan, Method, Place
 from testbed.protocols.codec import encode
 from testbed.protocols.orders import (
+    CANCELLED,
     DATA,
     VERSION,
     Call,
@@ -127,6 +129,21 @@ def test_runs_are_collected_from_the_others(agents: tuple[SocketAgent, SocketAge
         found = collect(log, lambda _: None)
     assert (found["collected"], found["failed"], found["left"]) == (0, [agents[0].address], 2)
     assert "Ask" in agents[1].asked
+
+
+@pytest.mark.parametrize(("note", "failed"), [("the BS did not answer", True), (CANCELLED, False)])
+def test_orders_that_failed_are_said_when_their_runs_are_collected(note: str, failed: bool, tmp_path: Path) -> None:
+    """They were counted as left, with exit status 0, however often they were collected."""
+    near = SocketAgent({"Ask": lambda ask: (State(id=ask.id, state="failed", note=note), {})})
+    far, said = SocketAgent({}), list[str]()
+    plan = msgspec.structs.replace(plan_of(near, far), repeats=2)
+    with open_log(tmp_path / "out", plan, False) as log:
+        found = collect(log, said.append)
+    assert (found["collected"], found["silent"], found["left"]) == (0, [], 4)
+    assert found["failed"] == ([near.address] if failed else [])
+    assert [f"failed: {note}" in line for line in said] == [True, True] * failed  # of each order
+    near.close()
+    far.close()
 
 
 def upload(agent: SocketAgent, file: Path) -> None:

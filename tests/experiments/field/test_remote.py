@@ -12,13 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
 from testbed.channel.measuring.offset import Offset
-from testbed.config import RunConfig
+from testbed.config import RunConfig, resolved
 from testbed.errors import AgentError, BadInput
 from testbed.experiments.field.devices import remote as remote_module
 from testbed.experiments.field.devices.agents import AgentConnection
@@ -200,6 +201,24 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     check_arrived(a_run(tmp_path), 2, 3)
     refuse(lambda: check_arrived(tmp_path, 3, 3), BadInput, "it has 2 requests and 4 rounds; ordered were 3 requests")
     refuse(lambda: check_arrived(tmp_path, 2, 0), BadInput, "ordered were 2 requests of up to 0 tokens")
+
+
+def test_a_run_with_other_settings_than_ordered_is_refused(tmp_path: Path) -> None:
+    """That of another method stood in its place, and the report showed its figures."""
+    ordered, run = RunConfig(bs="tcp://edge:5", methods=("fh",), window=8, limit=2, max_tokens=3), a_run(tmp_path)
+
+    def said(**other: object) -> None:
+        config = resolved(msgspec.structs.replace(ordered, bs="tcp://127.0.0.1:9", csi="link", **other))
+        write_summary(run, summary(config, 0, {}, []))
+
+    said()
+    check_arrived(run, 2, 3, ordered)
+    for other, words in (({"window": 2}, "window 2; ordered was 8"), ({"methods": ("sh",)}, r"methods \['sh'\]")):
+        said(**other)
+        with pytest.raises(BadInput, match=words):
+            check_arrived(run, 2, 3, ordered)
+    write_summary(run, summary({}, 0, {}, []))  # of an older version, which says less
+    check_arrived(run, 2, 3, ordered)
 
 
 @pytest.mark.parametrize(

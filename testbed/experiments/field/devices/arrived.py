@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ import msgspec
 from pyarrow import compute
 
 from testbed.channel.csi import Csi
+from testbed.config import RunConfig, resolved
 from testbed.errors import BadInput
+from testbed.experiments.field.devices.base import ALLOWED
 from testbed.experiments.field.link import check_state
 from testbed.experiments.links.recording import record as recorded
 from testbed.experiments.results.directory import read_summary
@@ -47,15 +50,20 @@ class _Asked(msgspec.Struct):
     text: str | None
 
 
-def check_arrived(run: Path, requests: int, max_tokens: int) -> None:
+def check_arrived(run: Path, requests: int, max_tokens: int, config: RunConfig | None = None) -> None:
     """Check the run directory of a field run's cell (`_check`); whatever else libraries raise of damaged files is a
     refusal, too.
+
+    Args:
+        config: what was ordered, to compare with what the run says of itself; None: it is not compared.
 
     Raises:
         BadInput: it cannot be used.
     """
     try:
-        _check(run, requests, max_tokens)
+        document = _check(run, requests, max_tokens)
+        if config is not None:
+            _check_settings(document, config)
     except Exception as exc:
         raise BadInput(one_line(str(exc)) or type(exc).__name__) from exc
 
@@ -65,8 +73,20 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text[:MOST_SAID]).strip()
 
 
-def _check(run: Path, requests: int, max_tokens: int) -> None:
-    """Check a run directory.
+def _check_settings(document: Mapping[str, Any], config: RunConfig) -> None:
+    """Compare the settings of a run with those that were ordered, as far as it has them. An agent may reach the base
+    station elsewhere, behind its emulated link.
+    """
+    found, ordered = document.get("config"), json.loads(json.dumps(resolved(config)))
+    if not isinstance(found, dict):
+        raise BadInput("its summary has no configuration")
+    for name in ALLOWED:
+        if name != "bs" and name in found and found[name] != ordered[name]:
+            raise BadInput(f"it was decoded with {name} {found[name]!r}; ordered was {ordered[name]!r}")
+
+
+def _check(run: Path, requests: int, max_tokens: int) -> dict[str, Any]:
+    """Check a run directory; returns its summary.
 
     Args:
         requests: number of its requests.
@@ -75,7 +95,7 @@ def _check(run: Path, requests: int, max_tokens: int) -> None:
     Raises:
         Exception: it has other requests, or a value is missing, not finite, or out of range.
     """
-    read_summary(run)
+    document = read_summary(run)
     asked, rounds = read_requests(run), read_rounds(run)
     if asked.num_rows != requests or not 0 < rounds.num_rows <= requests * (max_tokens + 1):
         raise BadInput(
@@ -89,6 +109,7 @@ def _check(run: Path, requests: int, max_tokens: int) -> None:
     _check_requests(asked.to_pylist(), Counter(rounds["request"].to_pylist()), max_tokens)
     if _check_rounds(rounds.to_pylist()):
         recorded(run, STEP_S)
+    return document
 
 
 def _check_requests(rows: Sequence[Mapping[str, Any]], rounds: Counter[int | None], max_tokens: int) -> None:

@@ -27,6 +27,13 @@ LINK, LINK_TRACE = "link.json", "link.csv"
 """A measurement, in the directory of a place; the link trace recorded from rounds, in that of a cell or place."""
 FILED = ("drafter", "tokenizer", "dataset", "predictor")
 """Fields of a run configuration that name files or folders, which must exist on the UE."""
+ALLOWED = (
+    "bs", "methods", "window", "threshold", "max_tokens", "limit", "prompt_format", "shots", "seed", "warmup", "gate",
+    "tie_tolerance", "concurrency", "kv_type", "threads", "gpu_layers", "timeout_s", "auto_rule", "temperature",
+    "top_k", "top_p", "sampling", "hidden_bits", "speed_tps", "accept_slower", "window_rule", "lookahead", "failover_s",
+    "power_period_s", "power_idle_s", "verification", "q_top", "q_bits",
+)  # fmt: skip
+"""Fields of a run configuration that an order may set freely, since they name nothing on the UE."""
 Say = Callable[[str], None]
 
 
@@ -49,6 +56,10 @@ class Probe(NamedTuple):
     timeout_s: float
 
 
+class OrderFailed(AgentError):
+    """An agent could not carry out an order; it answers, and others of its orders may be done."""
+
+
 class Skipped:
     """Agents without an answer, or with a wrong one, which a command skips from then on.
 
@@ -58,6 +69,8 @@ class Skipped:
 
     def __init__(self, say: Say) -> None:
         self._errors: dict[str, LinkError | AgentError] = {}
+        self._orders: dict[str, None] = {}
+        """Agents with orders that failed."""
         self._say = say
 
     def __contains__(self, address: str | None) -> bool:
@@ -68,6 +81,9 @@ class Skipped:
         """Note what a place's agent does wrong in the block, and go on; errors of this machine's own UE are raised."""
         try:
             yield
+        except OrderFailed as exc:
+            self._orders[str(place.ue)] = None
+            self._say(f"{place.name}: {exc}{consequence}")
         except (LinkError, AgentError) as exc:
             if place.ue is None:
                 raise
@@ -76,8 +92,9 @@ class Skipped:
 
     def addresses(self) -> dict[str, list[str]]:
         """Agents that were `silent`, and those that `failed`."""
-        failed = [address for address, error in self._errors.items() if isinstance(error, AgentError)]
-        return {"silent": [address for address in self._errors if address not in failed], "failed": failed}
+        wrong = [address for address, error in self._errors.items() if isinstance(error, AgentError)]
+        silent = [address for address in self._errors if address not in wrong]
+        return {"silent": silent, "failed": list(dict.fromkeys([*wrong, *self._orders]))}
 
 
 def check_answered(silent: Sequence[str], failed: Sequence[str], advice: str) -> None:

@@ -19,10 +19,10 @@ from testbed.config import RunConfig, resolved
 from testbed.errors import AgentError, BadInput
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.arrived import check_arrived, one_line
-from testbed.experiments.field.devices.base import FILED, LINK, LINK_TRACE, Probe, Reach, Say
+from testbed.experiments.field.devices.base import FILED, LINK, LINK_TRACE, OrderFailed, Probe, Reach, Say
 from testbed.experiments.field.link import check_measured
 from testbed.experiments.results import directory as results
-from testbed.protocols.orders import Order, Probing, Running, State, digest_of, hash_of, order_id
+from testbed.protocols.orders import CANCELLED, Order, Probing, Running, State, digest_of, hash_of, order_id
 
 MOST_FILES = 32
 """Maximum number of files in an uploaded folder."""
@@ -112,8 +112,14 @@ class AgentDevice:
                 raise AgentError(f"the clock of {self._agent.address} began anew while all places ran together")
 
     def collect(self, config: RunConfig, out: Path) -> bool:
-        """Fetch a run if it is done; returns whether it was. Nothing is uploaded: the agent learns the order's id."""
+        """Fetch a run if it is done; returns whether it was. Nothing is uploaded: the agent learns the order's id.
+
+        Raises:
+            OrderFailed: its order failed; not where it was cancelled.
+        """
         state = self._agent.state(self._order(config, out, self._known_as).id)
+        if state.state == "failed" and state.note != CANCELLED:
+            raise OrderFailed(f"{self._agent.address}: order {state.id} failed: {one_line(state.note)}")
         if state.state == "done":
             self._bring(state, config, out)
         return state.state == "done"
@@ -171,7 +177,7 @@ class AgentDevice:
                 raise BadInput("it lists a file twice")
             self._agent.fetch(state, arriving, MOST_RUN + MOST_TOKEN * requests * config.max_tokens)
             _keep_only(names, arriving)
-            check_arrived(arriving, requests, config.max_tokens)
+            check_arrived(arriving, requests, config.max_tokens, config)
         except BadInput as exc:
             shutil.rmtree(arriving, ignore_errors=True)
             self._agent.drop(state.id)
