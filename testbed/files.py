@@ -288,3 +288,13 @@ def held(folder: Path, taken: str) -> Iterator[None]:
         except BlockingIOError as exc:
             raise BadInput(taken) from exc
         yield
+
+
+def check_folder_name(name: str) -> None:
+    """Check a name of a folder, or of files but for their endings.
+
+    Raises:
+        BadInput: a path, too long, or with characters that cannot be printed.
+    """
+    if "/" in name or not name.strip(".") or not name.isprintable() or len(os.fsencode(name)) > 200:
+        raise BadInput(f"name must be the name of a folder, not {name[:200]!r}")

@@ -24,6 +24,8 @@ from testbed.files import whole_file
 from testbed.llama.origin import DIFFERENCE, NOT_COMPARED, SOURCE
 from testbed.models.checkpoint import Checkpoint
 
+ROTARY = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+"""Parameters of rotary embeddings that are positive numbers."""
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
@@ -102,6 +104,8 @@ def architecture_of(checkpoint: Checkpoint) -> gguf.MODEL_ARCH:
         "partial rotary embedding": rope.get("partial_rotary_factor", 1.0) != 1.0,
         f"rope scaling {kind}": kind not in ("default", "linear", "llama3") or (kind == "llama3" and not llama),
     }
+    for name in ROTARY & rope.keys():
+        refusals[f"{name} {rope[name]!r}"] = not (isinstance(rope[name], int | float) and 0 < rope[name] < math.inf)
     for what, refused in refusals.items():
         if refused:
             raise ModelError(f"{checkpoint.directory}: cannot export a model with {what}")

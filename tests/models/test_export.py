@@ -251,6 +251,8 @@ def test_the_file_has_no_tokenizer_and_all_rows(random_ggufs: dict[str, Path]) -
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "partial rotary",
         ),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": "a"}}, "factor 'a'"),
+        ({"rope_parameters": None, "rope_scaling": {**LLAMA3, "low_freq_factor": -1.0}}, "low_freq_factor -1.0"),
         ({"num_hidden_layers": 3}, "9 tensors are missing"),
         ({"num_hidden_layers": 1}, "no place for tensor model.layers.1."),
     ],

@@ -30,7 +30,7 @@ class FadingOptions(Config, frozen=True):
     """Configuration of `testbed channel fading`, in the order in which a trace's header lists it."""
 
     distance: Annotated[str, option("Metres from the BS, one value per UE: 2,20.", panel="UEs")]
-    seconds: Annotated[float, option("Duration.", unit="s", panel="Trace")] = 120.0
+    seconds: Annotated[float, option("Duration.", above=0, most=1e7, unit="s", panel="Trace")] = 120.0
     step_s: Annotated[
         float | None,
         option(
@@ -40,7 +40,9 @@ class FadingOptions(Config, frozen=True):
         ),
     ] = None
     seed: Annotated[int, option("Seed; the same seed gives the same bytes.", least=0)] = 0
-    speed_mps: Annotated[float, option("Speed; 0 at rest.", unit="m/s", flags=("--speed",), panel="UEs")] = 0.0
+    speed_mps: Annotated[
+        float, option("Speed; 0 at rest.", least=0, most=1e4, unit="m/s", flags=("--speed",), panel="UEs")
+    ] = 0.0  # fmt: skip
     until_m: Annotated[float, option("Distance at which a moving UE turns back.", unit="m", flags=("--until",))] = (
         RADIUS_M
     )
@@ -51,7 +53,9 @@ class FadingOptions(Config, frozen=True):
     coherence_s: Annotated[
         float | None, option("Coherence time. Default: from speed and carrier.", unit="s", flags=("--coherence",))
     ] = CELL.small_scale.coherence_s
-    carrier_hz: Annotated[float, option("Carrier frequency.", unit="Hz")] = CELL.small_scale.carrier_hz
+    carrier_hz: Annotated[
+        float, option("Carrier frequency.", least=1e3, most=1e13, unit="Hz")
+    ] = CELL.small_scale.carrier_hz  # fmt: skip
     gain_at_1m: Annotated[float, option("Linear gain g0 at 1 m.", panel="Path loss and shadowing")] = (
         CELL.path_loss.reference_gain
     )

@@ -37,11 +37,11 @@ class CostOptions(Config, frozen=True):
     """Configuration of `testbed channel cost`."""
 
     protocol: Annotated[str, option("Protocol.", kinds="protocols", panel="Round")] = "greedy"
-    window: Annotated[int, option("Drafted tokens K.")] = 8
+    window: Annotated[int, option("Drafted tokens K.", least=1, most=10**6)] = 8
     queried: Annotated[int, option("sh: requested positions m. split: above 0 if a token is rejected.")] = 0
-    vocab: Annotated[int, option("Vocabulary size V.", panel="Sizes")] = 128256
-    hidden: Annotated[int, option("Hidden size d_d of the drafter.")] = 2048
-    hidden_bits: Annotated[int, option("Bits b_h per element of a hidden state.", unit="bits")] = 16
+    vocab: Annotated[int, option("Vocabulary size V.", least=1, most=2**31, panel="Sizes")] = 128256
+    hidden: Annotated[int, option("Hidden size d_d of the drafter.", least=0, most=2**24)] = 2048
+    hidden_bits: Annotated[int, option("Bits b_h per element of a hidden state.", least=0, most=64, unit="bits")] = 16
     scale_bits: Annotated[
         int, option("Bits of a hidden state besides its elements: 16 on our wire at 8 and 4 bits.", unit="bits")
     ] = 0
@@ -50,11 +50,11 @@ class CostOptions(Config, frozen=True):
     id_bits: Annotated[int | None, option("Bits of a token id. Default: ceil(log2 V).", unit="bits")] = None
     overhead_up_bits: Annotated[int, option("Fixed bits b_ul of an uplink message.", unit="bits")] = 0
     overhead_down_bits: Annotated[int, option("Fixed bits b_dl of a downlink message.", unit="bits")] = 0
-    uplink_mbps: Annotated[float, option("Uplink rate.", unit="Mbit/s", panel="Link")] = 20.0
-    downlink_mbps: Annotated[float, option("Downlink rate.", unit="Mbit/s")] = 20.0
+    uplink_mbps: Annotated[float, option("Uplink rate.", least=1e-6, most=1e9, unit="Mbit/s", panel="Link")] = 20.0
+    downlink_mbps: Annotated[float, option("Downlink rate.", least=1e-6, most=1e9, unit="Mbit/s")] = 20.0
     per_up: Annotated[float, option("Uplink packet error rate.")] = 0.0
     per_down: Annotated[float, option("Downlink packet error rate.")] = 0.0
-    rtt_ms: Annotated[float, option("Round-trip time without payload, T_rtt.", unit="ms")] = 50.0
+    rtt_ms: Annotated[float, option("Round-trip time without payload, T_rtt.", least=0, most=1e9, unit="ms")] = 50.0
 
 
 @app.command()

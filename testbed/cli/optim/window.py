@@ -8,6 +8,7 @@ from testbed.cli.options import AsJson, configured
 from testbed.cli.output import print_json
 from testbed.cli.tables import print_rows
 from testbed.config import Config
+from testbed.errors import BadInput
 from testbed.optim.draft_window.cost import LinkCosts, RoundCosts, committed, cut_short, prices
 from testbed.options import option
 
@@ -19,26 +20,43 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "best": ("", "{}"),
 }
 COSTS = RoundCosts()
+MOST = 1e9
+"""Largest time, rate or number in an option."""
 
 
 class WindowOptions(Config, frozen=True):
     """Configuration of `testbed optim window`."""
 
     alpha: Annotated[float, option("Probability that a drafted token is accepted.", panel="Costs")]
-    draft_ms: Annotated[float, option("Drafting time per token.", unit="ms")] = COSTS.draft_s * 1e3
-    verify_base_ms: Annotated[float, option("Fixed time of a verification pass.", unit="ms")] = (
-        COSTS.verify_base_s * 1e3
-    )
-    verify_token_ms: Annotated[float, option("Pass time per token.", unit="ms")] = COSTS.verify_token_s * 1e3
-    rtt_ms: Annotated[float, option("Round-trip time without payload.", unit="ms", panel="Link")] = 50.0
-    uplink_mbps: Annotated[float, option("Uplink rate.", above=0, unit="Mbit/s")] = 20.0
+    draft_ms: Annotated[float, option("Drafting time per token.", least=0, most=MOST, unit="ms")] = COSTS.draft_s * 1e3
+    verify_base_ms: Annotated[
+        float, option("Fixed time of a verification pass.", least=0, most=MOST, unit="ms")
+    ] = COSTS.verify_base_s * 1e3  # fmt: skip
+    verify_token_ms: Annotated[
+        float, option("Pass time per token.", least=0, most=MOST, unit="ms")
+    ] = COSTS.verify_token_s * 1e3  # fmt: skip
+    rtt_ms: Annotated[
+        float, option("Round-trip time without payload.", least=0, most=MOST, unit="ms", panel="Link")
+    ] = 50.0  # fmt: skip
+    uplink_mbps: Annotated[float, option("Uplink rate.", least=1 / MOST, most=MOST, unit="Mbit/s")] = 20.0
     per_up: Annotated[float, option("Uplink packet error rate.", least=0, below=1)] = 0.0
-    token_bits: Annotated[float, option("Bits sent for each drafted token.", unit="bits")] = 32.0
+    token_bits: Annotated[float, option("Bits sent for each drafted token.", least=0, most=MOST, unit="bits")] = 32.0
     load_tps: Annotated[
-        float, option("Token speed that all users together require.", unit="tokens/s", flags=("--load",), panel="Load")
-    ] = 0.0
-    response_tokens: Annotated[float, option("Mean tokens of a response; 0 for long ones.")] = COSTS.response_tokens
+        float,
+        option(
+            "Token speed that all users together require.", least=0, most=MOST, unit="tokens/s", flags=("--load",),
+            panel="Load",
+        ),
+    ] = 0.0  # fmt: skip
+    response_tokens: Annotated[
+        float, option("Mean tokens of a response, 1 or more; 0 for long ones.", least=0, most=MOST)
+    ] = COSTS.response_tokens  # fmt: skip
     max_window: Annotated[int, option("Largest window to consider.")] = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.response_tokens < 1:
+            raise BadInput(f"a response has 1 token or more, not {self.response_tokens:g}; 0 is for long ones")
 
 
 @configured(WindowOptions)

@@ -5,6 +5,7 @@ All systems of a point have the same random users, and so do the points of a pan
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from testbed.experiments.plots.optim import style
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import reserved
 from testbed.experiments.results.csv_file import write_csv
+from testbed.files import check_folder_name
 from testbed.intervals import repeats_interval
 from testbed.optim.bandwidth import POLICIES, allocate, bits_per_token, communication_s
 from testbed.optim.baselines import ALGORITHMS, batch_by
@@ -76,6 +78,8 @@ class Panel(Config, frozen=True):
     def __post_init__(self) -> None:
         if not self.values:
             raise BadInput(f"panel {self.name!r} has no values")
+        if not all(map(math.isfinite, self.values)):
+            raise BadInput(f"panel {self.name!r}: values must be finite")
         for model in (self.draft, self.verify):
             if model not in MODELS:
                 raise BadInput(f"no model {model!r}; known: {', '.join(MODELS)}")
@@ -106,7 +110,8 @@ class FiguresConfig(Config, frozen=True):
     """Figures that `testbed optim figures` computes.
 
     Raises:
-        BadInput: nothing to compute, an unknown point, or numbers that are not positive.
+        BadInput: nothing to compute, an unknown point, numbers that are not positive, values out of the range of their
+            axis, names that occur twice, or a name that is a path: plots have it.
     """
 
     name: str
@@ -121,6 +126,10 @@ class FiguresConfig(Config, frozen=True):
     readings: dict[str, Interpretation] = msgspec.field(default_factory=lambda: {"ours": Interpretation()})
 
     def __post_init__(self) -> None:
+        check_folder_name(self.name)
+        for named in (self.lines, self.panels):
+            if len({one.name for one in named}) < len(named):
+                raise BadInput("lines need different names, and so do panels")
         known = [point.figure for point in POINTS]
         for name in self.quoted:
             if name not in known:
@@ -131,6 +140,9 @@ class FiguresConfig(Config, frozen=True):
             raise BadInput("give panels and lines, or quoted points")
         if self.quoted and not self.readings:
             raise BadInput("quoted points need an interpretation in `readings`")
+        for panel, line in itertools.product(self.panels, self.lines):
+            for value in panel.values:
+                panel.point(value, line)
 
     @property
     def jobs(self) -> int:
@@ -253,6 +265,7 @@ def plot(config: FiguresConfig, points: Sequence[dict[str, Any]], out: Path) -> 
             )  # fmt: skip
         pane.set(xlabel=LABELS[panel.axis], ylabel="latency [s]")
         pane.set_ylim(bottom=0)
-        pane.set_title(f"{panel.name}: {panel.draft}, {panel.verify}", loc="left", fontsize=9)
-    axes[0].legend(frameon=False, fontsize=8)
+        pane.set_title(f"{panel.name}: {panel.draft}, {panel.verify}", loc="left", fontsize=9, parse_math=False)
+    for text in axes[0].legend(frameon=False, fontsize=8).get_texts():
+        text.set_parse_math(False)
     return save_plot(figure, out, config.name)

@@ -23,7 +23,7 @@ from testbed.experiments.inputs.scorers import scorer_file
 from testbed.experiments.runs.demo import check_demo, judging
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.sweep.baselines import NAME, expanded
-from testbed.files import yaml_values
+from testbed.files import check_folder_name, yaml_values
 from testbed.models.bundle import head_directory
 from testbed.options import replaced
 from testbed.ue.windows.registry import WINDOW_RULES
@@ -76,8 +76,7 @@ class SweepConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if "/" in self.name or not self.name.strip(".") or not self.name.isprintable():  # it names a folder in runs/
-            raise BadInput(f"name must be the name of a folder, not {self.name!r}")
+        check_folder_name(self.name)  # of a folder in runs/
 
 
 class SweepPoint(msgspec.Struct, frozen=True):

@@ -140,7 +140,7 @@ def test_fading_never_overwrites_unless_told(here: Path) -> None:
         ("--distance 2 --mean-uplink-mbps 1,2 --out a.csv", "--mean-uplink-mbps takes one number for each of 1 UEs"),
         ("--distance 2 --mean-uplink-mbps 0 --out a.csv", "the mean uplink must be positive"),
         ("--distance 2 --fading nakagami --out a.csv", "known: none, rayleigh, rician"),
-        ("--distance 2 --seconds 0 --out a.csv", "make no trace"),
+        ("--distance 2 --seconds 0 --out a.csv", "seconds must lie in"),
         ("--distance 2 --loss 0.6 --out a.csv", "0 <= good <= mean < bad < 1"),
         ("--distance 2 --out none/a.csv", "cannot write none/a.csv"),
     ],

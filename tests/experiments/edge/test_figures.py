@@ -162,6 +162,11 @@ def test_the_command(tmp_path: Path) -> None:
         ("name: x\nlines: [{name: a}]\npanels: [{name: p, axis: alpha, values: [0.5], draft: GPT}]", "no model 'GPT'"),
         ("name: x\nlines: [{name: a}]\npanels: [{name: p, axis: beta, values: [1]}]", "axis"),
         ("name: x\ncolour: red\nquoted: [7a]", "colour"),
+        ("name: ../victim/photo\nquoted: [7a]", "name must be the name of a folder"),
+        ("name: /tmp/photo\nquoted: [7a]", "name must be the name of a folder"),
+        ("name: x\nlines: [{name: a}]\npanels: [{name: p, axis: tasks, values: [.nan]}]", "values must be finite"),
+        ("name: x\nlines: [{name: a}]\npanels: [{name: p, axis: tasks, values: [2.5]}]", "whole number"),
+        ("name: x\nlines: [{name: a}, {name: a}]\npanels: [{name: p, axis: tasks, values: [2]}]", "different names"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:
@@ -176,3 +181,15 @@ def test_values_that_cannot_be_used(tmp_path: Path) -> None:
         refuse(lambda panel=panel, value=value: panel.point(value, SystemLine(name="a")), BadInput, "panel 'p'")
     (tmp_path / "file").write_text("")
     refuse(lambda: make_folder(tmp_path / "file" / "out"), BadInput, "cannot create")
+
+
+def test_names_are_no_mathematics(tmp_path: Path) -> None:
+    """They left a traceback after everything was computed."""
+    config = FiguresConfig(
+        name="x",
+        lines=(SystemLine(name="$\\nope$"),),
+        panels=(Panel(name="$\\no$", axis="tasks", values=(2,)),),
+        seeds=2,
+    )
+    run_figures(config, tmp_path / "out", lambda *_: None)
+    assert (tmp_path / "out" / "x.svg").stat().st_size > 1000

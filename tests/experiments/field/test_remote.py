@@ -243,6 +243,7 @@ def test_a_run_with_other_settings_than_ordered_is_refused(tmp_path: Path) -> No
         ({}, {"draft_s": 1e300}),
         ({}, {"drafted": -4}),
         ({}, {"accepted": 5}),
+        ({}, {"protocol": "weird"}),
         ({}, {"begin_s": None}),
         ({}, {"end_s": 1e9}),
         ({}, {"csi_uplink_mbps": float("inf")}),

@@ -19,6 +19,7 @@ from testbed.experiments.field.link import check_state
 from testbed.experiments.links.recording import record as recorded
 from testbed.experiments.results.directory import read_summary
 from testbed.experiments.results.files import read_requests, read_rounds
+from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.ue.records import RoundRecord
 
 MOST_S = 5 * 86_400.0
@@ -155,6 +156,8 @@ def _check_rounds(rows: Sequence[Mapping[str, Any]]) -> bool:
             record.uplink_bytes,
             record.downlink_bytes,
         )
+        if record.protocol not in PROTOCOLS and record.protocol != TARGET_ONLY:
+            raise BadInput(f"round {record.round} has the unknown protocol {one_line(record.protocol)!r}")
         if min(counts) < 0 or record.accepted > record.drafted:
             raise BadInput(f"round {record.round} has impossible counts")
         times_s += [getattr(record, name) for name in CLOCKS]
