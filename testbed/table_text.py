@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from testbed.errors import BadInput
 
 NOTHING = "–"
 """A cell without a value."""
@@ -77,3 +79,16 @@ def as_latex(data: TableData) -> str:
         [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule",
          r"\end{tabular}", ""]
     )  # fmt: skip
+
+
+def check_once(where: str, header: Sequence[str], read: Iterable[str]) -> None:
+    """Check that the columns that are read occur once in a header.
+
+    Args:
+        where: begin of the message: the file, or its line.
+
+    Raises:
+        BadInput: one occurs more than once.
+    """
+    if twice := [name for name in read if header.count(name) > 1]:
+        raise BadInput(f"{where} has the column {twice[0]} more than once")

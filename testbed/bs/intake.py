@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed.bs.room import NOTHING, Load
 from testbed.bs.sessions import Key, Session, SessionTable
-from testbed.bs.streams import finished
+from testbed.bs.streams import complete, finished
 from testbed.errors import ModelError, ProtocolError
 from testbed.protocols import PROTOCOLS, TARGET_ONLY
 from testbed.protocols.base import RoundProtocol, Window, expect_names, read_ids
@@ -181,11 +181,12 @@ class Intake:
         Raises:
             ProtocolError: the window cannot be taken.
         """
-        crowded = self.sessions.crowded(waiting, session.key[0], ahead=True) is not None
-        session.waits = message.waits and not crowded
-        if finished(session) or crowded:
+        session.waits = False
+        if finished(session) or self.sessions.crowded(waiting, session.key[0], ahead=True) is not None:
             return None
-        return session, self._read(session, protocol, arrays, message.base_len), True
+        window = self._read(session, protocol, arrays, message.base_len)
+        session.waits = complete(session, message.round, window, message.base_len) and message.waits
+        return session, window, True
 
     def crowded(self, key: Key, round_: int, waiting: Load, ahead: bool = False) -> Busy | None:
         """The refusal of a window, or of its hidden states, while too much waits; None: they can be taken."""

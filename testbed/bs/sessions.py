@@ -92,6 +92,8 @@ class Session:
     waits: bool = False
     paused: bool = False
     """Whether a stream's target waits for windows once those that came are verified, and whether it does so now."""
+    came: tuple[int, int] = (0, 0)
+    """Number of the next window of a stream, and the length up to which windows are missing."""
     heard_s: float = 0.0
     """Time of the UE's last message, on the server's clock."""
     asked_bytes: int = 0

@@ -71,6 +71,17 @@ def join(sessions: SessionTable, session: Session, round_: Round) -> None:
     sessions.hold(session, *(*held, round_)[:MOST_JOINING])
 
 
+def complete(session: Session, number: int, window: Window, base_len: int) -> bool:
+    """Note a window of a stream; whether all windows came that its UE sent before the ones that are kept. Where one was
+    refused or lost, those after it wait for tokens that only the target can add.
+    """
+    expected, missing = session.came
+    if len(window.ids):
+        missing = base_len if number > expected or base_len < missing else missing
+        session.came = number + 1, missing
+    return session.length >= missing
+
+
 def _continues(before: Round, round_: Round) -> bool:
     """Whether a window is the next one of its UE and begins where the one before it ends, with its last token.
 

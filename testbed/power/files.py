@@ -22,7 +22,7 @@ from testbed.power.reading import PowerSource, Reading
 from testbed.power.sensors import tegrastats
 from testbed.power.sensors.rails import total_w, whole
 from testbed.power.series import Samples, gather
-from testbed.table_text import cell_number
+from testbed.table_text import cell_number, check_once
 from testbed.unpacked import parquet_table
 
 FIXED = ("time_s", "total_w", "temp_c", "throttled")
@@ -64,6 +64,7 @@ def _of_csv(text: str) -> Samples:
     rows = csv.DictReader([line for line in lines if not line.startswith("#")], skipinitialspace=True)
     columns = [name.strip() for name in rows.fieldnames or []]
     rows.fieldnames = columns
+    check_once("it", columns, filter(None, columns))
     names = _check_columns(columns)
     total = notes.get("total") or " + ".join(names)
     return _gathered(

@@ -13,7 +13,7 @@ from testbed.bs.sessions import Session, SessionTable
 from testbed.bs.streams import MOST_AHEAD, ahead, join, joining, rounds_of
 from testbed.protocols import PROTOCOLS, protocol
 from testbed.protocols.base import Window
-from testbed.protocols.messages import Open, Opened, Verdict
+from testbed.protocols.messages import Draft, Open, Opened, Verdict
 from testbed.protocols.sampling import Sampling
 from testbed.tasks import together
 from testbed.ue.drafters.synthetic import SyntheticDrafter
@@ -158,3 +158,25 @@ def test_only_greedy_tokens_without_a_guarantee_are_decoded_ahead() -> None:
     drawn, promised, drafting, new, hinted = stream(), stream(), stream(), stream(), stream()
     drawn.sampling, promised.speed_tps, drafting.alone, new.got, hinted.hinted = Sampling(1.0), 5.0, False, 0, 8
     assert [ahead(session, empty) for session in (drawn, promised, drafting, new, hinted)] == [0] * 5
+
+
+async def test_a_window_that_found_no_room_is_not_waited_for() -> None:
+    """The target waited after the next one, which could not join: its UE, too, until it opened the session again."""
+    async with station() as (_, address), client(address) as ue:
+        own = (await decode_remotely(ue, [3, 1, 4], 12, ())).token_ids
+        number = ue.new_session()
+        opening = Open(
+            session=number, protocol="greedy", threshold=0.0, hidden_size=8, max_tokens=12, alone=True, stream=4,
+            endless=True,
+        )  # fmt: skip
+        await ue.send(opening, {"ids": np.array([3, 1, 4], np.int32)})
+        for i in (0, 2):  # window 1 was refused
+            ids, before = own[4 * i : 4 * i + 4], own[4 * i - 1] if i else 4
+            draft = Draft(session=number, round=i, base_len=3 + 4 * i, guess=before, waits=True)
+            await ue.send(draft, {"ids": np.array(ids, np.int32)})
+        got: list[int] = []
+        while len(got) < 12:
+            message = (await ue.receive(number, 5)).message
+            if isinstance(message, Verdict):
+                got += [*own[len(got) : len(got) + message.accepted], message.token]
+        assert got[:12] == own

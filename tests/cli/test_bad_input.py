@@ -108,6 +108,7 @@ CASES = [
     (["optim", "window", "--alpha", "0.8", "--rtt-ms", "1e308"], "rtt-ms must lie in [0, 1e+09]"),
     (["channel", "cost", "--protocol", "pigeon"], "known: greedy, fh, sh, rejection, split"),
     (["channel", "cost", "--uplink-mbps", "0"], "uplink-mbps must lie in [1e-06, 1e+09]"),
+    (["ue", "run", *DRAFTER, "--prompt-ids", "1,2", "--prompt-ids", "3"], "--prompt-ids takes one prompt"),
     (["ue", "run", "--protocol", "greedy,fh", "--temperature", "0.7"], "and for coupled sampling, not for greedy, fh"),
     (["demo", "--methods", "greedy", "--top-k", "3"], "top-k and top-p need a temperature above 0"),
     (["channel", "convert", "x.csv", "--from", "ucc", "--out", "y.csv", "--bin", "2"], "--bin has no effect with"),

@@ -224,7 +224,7 @@ def test_a_file_is_read_whatever_its_order(tmp_path: Path) -> None:
 def test_passes_that_were_held_out_are_told_apart(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "held_out,batch,new_tokens,cached_tokens,latency_s\n1,a,3,0,0.5\n0,b,4,9,0.25\n")
     doubled = written(tmp_path / "twice.csv", path.read_text().replace("held_out", "latency_s", 1))
-    refuse(lambda: read_samples(doubled), BadInput, "the header has latency_s more than once")
+    refuse(lambda: read_samples(doubled), BadInput, "the header has the column latency_s more than once")
     assert [len(read_samples(path, held_out)) for held_out in (None, True, False)] == [2, 1, 1]
     assert read_samples(path, True) == [Sample((RequestWork(3, 0),), 0.5)]
     plain = written(tmp_path / "b.csv", f"{HEADER}1,2,3,0.5\n")

@@ -105,6 +105,7 @@ def test_a_log_of_tegrastats(tmp_path: Path) -> None:
         ("", ["no column time_s"]),
         ("watts\n1\n2\n", ["no column time_s", "watts"]),
         ("time_s,watts\n0,1\n1,2\n", ["no power"]),
+        ("time_s,total_w,total_w\n0,5,50\n1,5,50\n", ["it has the column total_w more than once"]),
         ("time_s,total_w\n0,1\n", ["two samples"]),
         ("time_s,total_w\n0,1\n1,x\n2,\n3\n4,2\n", ["3 of 5 lines"]),
         ("time_s,total_w\n9,1\n10,1\n1,1\n2,1\n3,1\n", ["3 of 5 lines"]),

@@ -17,6 +17,7 @@ import numpy as np
 from testbed.bs.monitor.record_ring import PASS, ROUND, Ring, columns
 from testbed.bs.observer import FinishedPass, Observer, RecentActivity, RoundSums, SessionRow
 from testbed.bs.pending import Round
+from testbed.bs.scheduling.pass_ledger import PREPARED_S
 from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.protocols import TARGET_ONLY
@@ -73,6 +74,11 @@ class _Track:
     new: int = 0
     drafting_s: float = 0.0
     """Tokens of windows that came ahead since the last note, and their drafting time."""
+    since_s: float = 0.0
+    """Time of its first note."""
+    stated_s: float = 0.0
+    stated_ahead_s: float = 0.0
+    """Drafting time of its windows, and of those that came ahead."""
 
 
 class Recent(Observer):
@@ -106,6 +112,8 @@ class Recent(Observer):
         track = self._tracks.get(session.name) or self._begin(session)
         track.ahead += tokens
         track.new += tokens
+        draft_s = _possible_s(track, session, draft_s, track.stated_ahead_s)
+        track.stated_ahead_s += draft_s
         track.drafting_s += draft_s
 
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
@@ -114,7 +122,9 @@ class Recent(Observer):
         drafted, accepted, bs_s = len(round_.window.ids), verdict.accepted, verdict.bs_s
         committed = accepted + (verdict.token >= 0)
         judged = verdict.kept if verdict.kept and session.protocol is not None and session.protocol.judged else 0
-        arrived_s, waited_s, draft_s = round_.arrived_s, round_.waited_s, round_.draft_s
+        arrived_s, waited_s = round_.arrived_s, round_.waited_s
+        draft_s = _possible_s(track, session, round_.draft_s, track.stated_s)
+        track.stated_s += draft_s
         end_s = arrived_s + waited_s + bs_s
         link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # NaN stays NaN
         ahead, used, overlap_s = _overlap(track, session, round_)
@@ -199,7 +209,8 @@ class Recent(Observer):
         place = next(i for i in itertools.count() if i not in ue.taken)
         ue.taken.add(place)
         self._session_count += 1
-        track = _Track(ue, ue.number, place, self._session_count, session.length - session.got)
+        shown = session.length - session.got
+        track = _Track(ue, ue.number, place, self._session_count, shown, since_s=session.heard_s)
         self._tracks[session.name] = track
         return track
 
@@ -239,6 +250,13 @@ class Recent(Observer):
         )  # fmt: skip
 
 
+def _possible_s(track: _Track, session: Session, time_s: float, before_s: float) -> float:
+    """A time that a UE states, beside `before_s` stated before: together no more than its session has lasted, and
+    `PREPARED_S`. One UE could ruin the sums over all.
+    """
+    return min(time_s, max(0.0, session.heard_s - track.since_s + PREPARED_S - before_s))
+
+
 def _overlap(track: _Track, session: Session, round_: Round) -> tuple[int, int, float]:
     """See `RoundNote`: tokens that came ahead since the last note, tokens used of them in this round, and its overlap.
 
@@ -254,6 +272,7 @@ def _overlap(track: _Track, session: Session, round_: Round) -> tuple[int, int, 
     elif round_.guess is not None:
         overlap_s = max(0.0, round_.draft_s + round_.network_s - gap_s)
     track.used += used
+    overlap_s = _possible_s(track, session, overlap_s, track.overlap_s)
     track.overlap_s += overlap_s
     return new, used, overlap_s
 

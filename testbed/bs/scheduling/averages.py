@@ -226,6 +226,8 @@ class Rate:
         """Add events at this time; returns the rate."""
         if self._begun_s is None:
             self._begun_s = self._last_s = now_s
+        if now_s < self._last_s:  # a clock that steps back: no time has passed
+            self._begun_s, self._last_s = self._begun_s + now_s - self._last_s, now_s
         self._sum = self._sum * math.exp((self._last_s - now_s) / self._memory_s) + count
         self._last_s = now_s
         past = -math.expm1((self._begun_s - now_s) / self._memory_s)

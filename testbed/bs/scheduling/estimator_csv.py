@@ -13,7 +13,7 @@ from testbed.bs.scheduling.estimator_fit import Sample
 from testbed.channel.trace import read_text
 from testbed.errors import BadInput
 from testbed.optim.pass_time import RequestWork
-from testbed.table_text import cell_number
+from testbed.table_text import cell_number, check_once
 
 COLUMNS = ("batch", "new_tokens", "cached_tokens", "latency_s")
 MOST_TOKENS, MOST_S = 2**31, 86_400.0
@@ -77,8 +77,7 @@ def _places(header: Sequence[str], where: str, needed: Sequence[str]) -> dict[st
     missing = [column for column in needed if column not in header]
     if missing:
         raise BadInput(f"{where}: the header has no {', '.join(missing)}; it needs {','.join(needed)}")
-    if twice := [column for column in needed if header.count(column) > 1]:
-        raise BadInput(f"{where}: the header has {twice[0]} more than once")
+    check_once(f"{where}: the header", header, needed)
     return {column: header.index(column) for column in needed}
 
 

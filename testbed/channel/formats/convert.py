@@ -21,7 +21,7 @@ from testbed.channel.formats import mahimahi
 from testbed.channel.formats.repair import Converted, Options, make_trace
 from testbed.channel.trace import Array, Trace, read_text, read_trace, write_lines
 from testbed.errors import BadInput
-from testbed.table_text import cell_number
+from testbed.table_text import cell_number, check_once
 
 UNKNOWN = 2147483647
 """Android's integer for an unknown value."""
@@ -205,6 +205,7 @@ def _table(path: Path, needed: Sequence[str], one_of: Sequence[str]) -> dict[str
     except csv.Error as exc:
         raise BadInput(f"{path.name} is not CSV: {exc}") from exc
     names = [name.strip().lower() for name in rows[0]]
+    check_once(path.name, names, filter(None, names))
     lacking = [name for name in needed if name not in names]
     if lacking or (one_of and not set(one_of) & set(names)):
         asked = lacking[0] if lacking else " or ".join(one_of)

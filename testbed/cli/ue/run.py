@@ -40,7 +40,7 @@ def run(
         list[str] | None, typer.Option(help="Decode this question; repeat for several.", rich_help_panel="Workload")
     ] = None,
     prompt_ids: Annotated[
-        str | None, typer.Option(help="Decode this prompt of token ids: 1,2,3.", rich_help_panel="Workload")
+        list[str] | None, typer.Option(help="Decode this prompt of token ids: 1,2,3.", rich_help_panel="Workload")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a run directory here.", rich_help_panel=OUTPUT)] = None,
     resume: Resume = False,
@@ -73,7 +73,7 @@ def run(
     if as_json:
         print_json(result.document())
     else:
-        _show(result, bool(prompt) or prompt_ids is not None, out)
+        _show(result, bool(prompt) or bool(prompt_ids), out)
     if result.losses:
         raise GateError(result.losses[0])
 
@@ -110,13 +110,15 @@ def _show(result: UeResult, with_text: bool, out: Path | None) -> None:
         note(f"wrote {out}")
 
 
-def _given(prompts: list[str] | None, prompt_ids: str | None) -> list[int] | list[str] | None:
+def _given(prompts: list[str] | None, prompt_ids: list[str] | None) -> list[int] | list[str] | None:
     """The prompts that were given, as text, or one as ids."""
-    if prompts and prompt_ids is not None:
+    if prompts and prompt_ids:
         raise BadInput("give --prompt or --prompt-ids, not both")
-    if prompt_ids is not None:
+    if prompt_ids:
+        if len(prompt_ids) > 1:
+            raise BadInput("--prompt-ids takes one prompt: give it once")
         try:
-            return [int(i) for i in prompt_ids.split(",") if i.strip()]
+            return [int(i) for i in prompt_ids[0].split(",") if i.strip()]
         except ValueError as exc:
-            raise BadInput(f"--prompt-ids takes integers separated by commas, not {prompt_ids!r}") from exc
+            raise BadInput(f"--prompt-ids takes integers separated by commas, not {prompt_ids[0]!r}") from exc
     return prompts or None

@@ -30,6 +30,7 @@ from testbed.files import file_bytes, json_values
 from testbed.optim.cost_fit import NODES, MeasuredStep, Node, NodeFit, Phase, cost_document, fit_steps
 from testbed.optim.inference_cost import Cost, Model
 from testbed.optim.pass_time import RequestWork
+from testbed.table_text import check_once
 from testbed.ue.llama.batch_drafter import BatchDrafter
 
 Progress = Callable[[int, int, str], None]
@@ -191,7 +192,9 @@ def read_steps(path: Path) -> list[MeasuredStep]:
         BadInput: an unreadable file, a missing column, or an invalid value; the message has the line.
     """
     try:
-        rows = list(csv.DictReader(file_bytes(path).decode("utf-8-sig").splitlines(), strict=True))
+        table = csv.DictReader(file_bytes(path).decode("utf-8-sig").splitlines(), strict=True)
+        check_once(str(path), table.fieldnames or (), MeasuredStep.__struct_fields__)
+        rows = list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         raise BadInput(f"cannot read {path}: {exc}") from exc
     steps = []

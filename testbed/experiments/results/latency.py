@@ -15,7 +15,7 @@ from testbed.files import file_bytes
 from testbed.optim.serving.model import Array
 from testbed.optim.serving.points import NEEDED, SETTING, Points
 from testbed.optim.serving.ratios import LoadSeries
-from testbed.table_text import cell_number
+from testbed.table_text import cell_number, check_once
 
 RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "rps": (lambda v: v >= 0, "0 or more, in requests a second"),
@@ -55,9 +55,7 @@ def read_points(
     if lacking:
         raise BadInput(f"{path.name} has no column {lacking[0]}; its first line is {','.join(lines[0][1])!r:.120}")
     wanted += [name for name in SETTING if name in header and name not in wanted]
-    twice = [name for name in wanted if header.count(name) > 1]
-    if twice:
-        raise BadInput(f"{path.name} has the column {twice[0]} more than once")
+    check_once(path.name, header, wanted)
     lacking = [name for name in NEEDED if name not in header]
     if "alpha" in header and lacking:
         raise BadInput(f"{path.name} has alpha but no {', '.join(lacking)}, which the speculation-aware form needs")

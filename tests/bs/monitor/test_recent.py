@@ -20,6 +20,7 @@ from testbed.bs.observer import FinishedPass
 from testbed.bs.pending import Round
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
+from testbed.bs.scheduling.pass_ledger import PREPARED_S
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.csi import Csi
@@ -150,6 +151,21 @@ def test_a_row_by_hand() -> None:
     assert [(row.place, row.session) for row in recent.look(0, 0, 2.0).rows] == [(1, 2), (0, 3)]
     recent.ended(other)
     recent.ended(other)
+
+
+def test_drafting_times_count_up_to_the_time_that_a_session_has_had() -> None:
+    """Ten windows of one UE added ten days to the sums over all."""
+    table = SessionTable()
+    recent, session = Recent(table), opened(table, 0)
+    for number in range(10):
+        table.hear(session.key, 0.1 * number)
+        recent.came_ahead(session, 4, 86_400.0)
+        round_ = one(arrived_s=0.1 * number, draft_s=86_400.0)
+        round_.guess, round_.network_s = 1, 86_400.0
+        recent.round(session, round_, told())
+    tally = recent.tally()
+    assert tally.seconds["draft"] == pytest.approx(0.9 + PREPARED_S)
+    assert tally.overlap_s <= 0.9 + PREPARED_S
 
 
 def test_rows_show_what_a_controller_decided() -> None:

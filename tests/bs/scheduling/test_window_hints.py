@@ -431,6 +431,7 @@ def test_means_and_rates_are_right_from_the_start_on() -> None:
     assert found[20:] == pytest.approx([40.0] * len(found[20:]), rel=0.35)
     assert found[-1] == pytest.approx(40.0, rel=0.03)
     assert rate.add(4, 39.9 + 50) < 2.0
+    assert 0 < rate.add(4, 1.0) < 4.0  # a clock that steps back
 
 
 NUMBERS = st.floats(0, 86_400, allow_subnormal=True)

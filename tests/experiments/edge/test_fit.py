@@ -109,6 +109,8 @@ def test_what_cannot_be_measured_or_read(config: FitConfig, tmp_path: Path) -> N
     refuse(lambda: measure(FitConfig(prefixes=(5000,)), lambda *_: None), ModelError, "context is 4096 tokens")
     path = tmp_path / "steps.csv"
     refuse(lambda: read_steps(path), BadInput, "cannot read")
+    path.write_text("node,phase,batch,prefix,window,passes,seconds,seconds\ndraft,decode,1,2,3,4,1,10\n")
+    refuse(lambda: read_steps(path), BadInput, "has the column seconds more than once")
     path.write_text("node,phase\ndraft,decode\n")
     refuse(lambda: read_steps(path), BadInput, "line 2", "columns: node,phase,batch")
     path.write_text("node,phase,batch,prefix,window,passes,seconds\ndraft,decode,1,2,3,4,-1\n")

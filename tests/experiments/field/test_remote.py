@@ -27,7 +27,7 @@ from testbed.experiments.field.devices.arrived import check_arrived
 from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.devices.remote import AgentDevice
 from testbed.experiments.results.directory import summary, write_summary
-from testbed.experiments.results.files import REQUESTS, ROUNDS, _write, request_columns, write_round_rows
+from testbed.experiments.results.files import REQUESTS, ROUNDS, _write, read_rounds, request_columns, write_round_rows
 from testbed.protocols.orders import File, Order, Running, Standing, State
 from testbed.ue.records import RoundRecord
 from tests.support.refusals import refuse
@@ -258,6 +258,9 @@ def test_a_run_with_other_settings_than_ordered_is_refused(tmp_path: Path) -> No
         ({}, {"verify_s": 9e14}),
         ({}, {"draft_s": 2e6}),
         ({"token_ids": [1] * 4, "tokens": 4}, {}),
+        ({"latency_s": 1e-320}, {}),
+        ({}, {"link_s": 5.0}),
+        ({}, {"queue_s": -1.0}),
     ],
 )
 def test_a_run_with_impossible_rows_is_refused(
@@ -266,6 +269,16 @@ def test_a_run_with_impossible_rows_is_refused(
     """One such run kept `field report` from working for all places."""
     with pytest.raises(BadInput):
         check_arrived(a_run(tmp_path, requests, rounds), 2, 3)
+
+
+def test_a_run_that_takes_no_time_is_refused(tmp_path: Path) -> None:
+    """The overlap of places that ran together was divided by the time of each."""
+    run = a_run(tmp_path)
+    rows = read_rounds(run).to_pylist()
+    for row in rows:
+        row |= dict.fromkeys(("begin_s", "sent_s", "verdict_s"), 0.0) | {"end_s": 1e-30}
+    write_round_rows(run, rows)
+    refuse(lambda: check_arrived(run, 2, 3), BadInput, "its rounds take no time")
 
 
 def test_a_run_that_was_refused_is_not_done_and_is_made_again(config: RunConfig, tmp_path: Path) -> None:

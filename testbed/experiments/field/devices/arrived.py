@@ -26,6 +26,8 @@ MOST_S = 5 * 86_400.0
 """Longest run."""
 LONGEST_S = 86_400.0
 """Longest part of a round, as in messages (`protocols/ranges.py`)."""
+LEAST_S = 1e-6
+"""Shortest request, and shortest time from the first round to the end of the last."""
 MOST = 1e15
 """Bound of all other numbers of a round, in the units of their columns."""
 MOST_SAID = 300
@@ -118,9 +120,8 @@ def _check_requests(rows: Sequence[Mapping[str, Any]], rounds: Counter[int | Non
     if sorted(one.request for one in found) != list(range(len(rows))):
         raise BadInput("a request is missing, or occurs twice")
     for one in found:
-        if not (
-            0 < one.latency_s < MOST_S and one.uplink_bytes >= 0 and max_tokens >= one.tokens == len(one.token_ids) > 0
-        ):
+        tokens = len(one.token_ids)
+        if not (LEAST_S <= one.latency_s < MOST_S and one.uplink_bytes >= 0 and max_tokens >= one.tokens == tokens > 0):
             raise BadInput(f"request {one.request} has an impossible latency, number of bytes or number of tokens")
         if one.rounds != rounds[one.request]:
             raise BadInput(f"request {one.request} has {rounds[one.request]} rounds, not {one.rounds}")
@@ -132,6 +133,7 @@ def _check_rounds(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Check rounds; returns whether they have channel states."""
     times_s: list[float] = []
     states_s: list[float] = []
+    parts_s: list[float] = []
     for row in rows:
         known = {name[len(CSI) :]: value for name, value in row.items() if name.startswith(CSI)}
         if any(value is not None for value in known.values()):
@@ -144,8 +146,7 @@ def _check_rounds(rows: Sequence[Mapping[str, Any]]) -> bool:
         numbers = [value for value in msgspec.structs.astuple(record) if isinstance(value, int | float)]
         if not all(abs(value) < MOST for value in numbers):  # nor is NaN
             raise BadInput(f"round {record.round} has a value that is not finite, or too large")
-        if not all(abs(getattr(record, name)) <= LONGEST_S for name in PARTS):
-            raise BadInput(f"round {record.round} took longer than {LONGEST_S:g} s")
+        parts_s += [getattr(record, name) for name in PARTS]
         if any(getattr(record, name) is None for name in CLOCKS):
             raise BadInput(f"round {record.round} has no times")
         counts = (
@@ -164,6 +165,9 @@ def _check_rounds(rows: Sequence[Mapping[str, Any]]) -> bool:
     for name, found in (("its rounds", times_s), ("its channel states", states_s)):
         if found and not max(found) - min(found) < MOST_S:
             raise BadInput(f"{name} last longer than {MOST_S:g} s")
-    if not max(row["end_s"] for row in rows) > min(row["begin_s"] for row in rows):
+    span_s = max(row["end_s"] for row in rows) - min(row["begin_s"] for row in rows)
+    if not span_s >= LEAST_S:
         raise BadInput("its rounds take no time")
+    if min(parts_s) < -LEAST_S or max(parts_s) > min(LONGEST_S, span_s + 1):
+        raise BadInput(f"its rounds take {span_s:.3g} s, and parts of them {min(parts_s):.3g} to {max(parts_s):.3g} s")
     return bool(states_s)
