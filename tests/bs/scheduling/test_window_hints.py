@@ -389,7 +389,7 @@ def test_split_is_never_told_to_do_without_drafts() -> None:
 
 
 def test_hints_keep_to_what_the_ue_drafts_at_most_and_ues_are_told_apart() -> None:
-    windows = controller("max_window=16")
+    windows = controller("max_window=16", c=0.1)
     assert max(serve(windows, 1.0, 100, hinted=3, alpha=1.0)) <= 3
     far = serve(windows, 1.0, 400, peer=b"far", network_s=0.3, alpha=0.9, hinted=16)
     near = serve(windows, 1.0, 400, peer=b"near", network_s=0.001, alpha=0.5, hinted=16)
