@@ -95,13 +95,16 @@ def _continues(before: Round, round_: Round) -> bool:
 def joining(sessions: SessionTable, session: Session) -> Round | None:
     """The windows that continue a stream's output as one window, without the tokens that are decoded already and no
     longer than the largest window of a pass. Windows before them are dropped, and all windows if one of them was wrong.
-    None: no window continues the output.
+    None: no window continues the output, or one before them is missing.
     """
     held = session.held
     while held:
         first, *rest = held
         done, ids = session.length - first.base_len, first.window.ids
         known = session.tokens[first.base_len : session.length]
+        if done < 0 and session.length < session.came[1]:  # behind a window that was refused: it may join later
+            sessions.hold(session, *held)
+            return None
         if done < 0 or not np.array_equal(ids[:done], known[: len(ids)]):
             break
         if session.waits and first.guess not in (None, *session.tokens[first.base_len - 1 : first.base_len]):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 
 import numpy as np
 import pytest
 
 from testbed.bs.engines.base import VerifyResult
+from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.pending import Round
+from testbed.bs.room import Load
 from testbed.bs.sessions import Session, SessionTable
 from testbed.bs.streams import MOST_AHEAD, ahead, join, joining, rounds_of
 from testbed.protocols import PROTOCOLS, protocol
@@ -17,11 +21,13 @@ from testbed.protocols.messages import Draft, Open, Opened, Verdict
 from testbed.protocols.sampling import Sampling
 from testbed.tasks import together
 from testbed.ue.drafters.synthetic import SyntheticDrafter
+from testbed.ue.pace import ConstantPace
 from testbed.ue.records import RequestRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.registry import HINTED
+from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.stations import VOCAB, client, station
 
 TOKENS = 60
@@ -180,3 +186,29 @@ async def test_a_window_that_found_no_room_is_not_waited_for() -> None:
             if isinstance(message, Verdict):
                 got += [*own[len(got) : len(got) + message.accepted], message.token]
         assert got[:12] == own
+
+
+@pytest.mark.parametrize("refused", [1, 3, 8])
+async def test_a_stream_of_a_model_goes_on_after_a_window_that_found_no_room(
+    refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows after it were dropped, and the target waited for their continuation, until the session was reopened."""
+    calls = itertools.count(1)
+    crowded = SessionTable.crowded
+
+    def full(table: SessionTable, load: Load, peer: bytes, ahead: bool = False) -> str | None:
+        return "full" if ahead and next(calls) == refused else crowded(table, load, peer, ahead)
+
+    monkeypatch.setattr(SessionTable, "crowded", full)
+    engine = SyntheticEngine(vocab_size=VOCAB)
+    async with station(engine) as (bs, address), client(address) as ue:
+        own = (await decode_remotely(ue, [3, 1, 4], TOKENS, ())).token_ids
+        opened = bs._intake.sessions._opened
+        session = DecodingSession(
+            ue, SyntheticDrafter(vocab_size=VOCAB, alpha=0.99), protocol("greedy"), FixedWindow(4), lookahead="stream",
+            pace=ConstantPace(ue.clock, 0.006), streams=StreamChoice(4, alone=False),
+        )  # fmt: skip
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: time.sleep(0.03) or step())
+        assert (await session.decode([3, 1, 4], TOKENS, ())).token_ids == own
+        assert bs._intake.sessions._opened == opened + 1
