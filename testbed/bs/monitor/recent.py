@@ -17,7 +17,7 @@ import numpy as np
 from testbed.bs.monitor.record_ring import PASS, ROUND, Ring, columns
 from testbed.bs.observer import FinishedPass, Observer, RecentActivity, RoundSums, SessionRow
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.pass_ledger import PREPARED_S
+from testbed.bs.scheduling.averages import MOST_TIME_S
 from testbed.bs.sessions import Session, SessionTable
 from testbed.channel.csi import Csi
 from testbed.protocols import TARGET_ONLY
@@ -41,7 +41,21 @@ class _UeNumber:
     """Number of a peer, and the places of its sessions."""
 
     number: int
+    since_s: float
+    """Time of its first note."""
     taken: set[int] = field(default_factory=set)
+    stated_s: dict[str, float] = field(default_factory=dict)
+    """Sums of the times that it stated, by what they are."""
+
+    def possible_s(self, what: str, time_s: float, now_s: float) -> float:
+        """A time that the UE states: all together no more than its sessions have had, and `MOST_TIME_S` before its
+        first note. Otherwise one UE could ruin the sums over all.
+        """
+        before_s = self.stated_s.get(what, 0.0)
+        had_s = MOST_TIME_S + max(1, len(self.taken)) * (now_s - self.since_s)
+        time_s = min(time_s, max(0.0, had_s - before_s))
+        self.stated_s[what] = before_s + time_s
+        return time_s
 
 
 @dataclass(slots=True)
@@ -74,11 +88,6 @@ class _Track:
     new: int = 0
     drafting_s: float = 0.0
     """Tokens of windows that came ahead since the last note, and their drafting time."""
-    since_s: float = 0.0
-    """Time of its first note."""
-    stated_s: float = 0.0
-    stated_ahead_s: float = 0.0
-    """Drafting time of its windows, and of those that came ahead."""
 
 
 class Recent(Observer):
@@ -112,9 +121,7 @@ class Recent(Observer):
         track = self._tracks.get(session.name) or self._begin(session)
         track.ahead += tokens
         track.new += tokens
-        draft_s = _possible_s(track, session, draft_s, track.stated_ahead_s)
-        track.stated_ahead_s += draft_s
-        track.drafting_s += draft_s
+        track.drafting_s += track.ue.possible_s("ahead", draft_s, session.heard_s)
 
     def round(self, session: Session, round_: Round, verdict: Verdict) -> None:
         """Note a round."""
@@ -123,8 +130,7 @@ class Recent(Observer):
         committed = accepted + (verdict.token >= 0)
         judged = verdict.kept if verdict.kept and session.protocol is not None and session.protocol.judged else 0
         arrived_s, waited_s = round_.arrived_s, round_.waited_s
-        draft_s = _possible_s(track, session, round_.draft_s, track.stated_s)
-        track.stated_s += draft_s
+        draft_s = track.ue.possible_s("draft", round_.draft_s, session.heard_s)
         end_s = arrived_s + waited_s + bs_s
         link_s = max(arrived_s - track.told_s - draft_s, 0.0) if drafted else math.nan  # NaN stays NaN
         ahead, used, overlap_s = _overlap(track, session, round_)
@@ -202,15 +208,14 @@ class Recent(Observer):
         ue = self._ues.get(peer)
         if ue is None:
             self._ue_count += 1
-            ue = self._ues[peer] = _UeNumber(self._ue_count)
+            ue = self._ues[peer] = _UeNumber(self._ue_count, session.heard_s)
             if len(self._ues) > MOST_UES:
                 self._ues.popitem(last=False)
         self._ues.move_to_end(peer)
         place = next(i for i in itertools.count() if i not in ue.taken)
         ue.taken.add(place)
         self._session_count += 1
-        shown = session.length - session.got
-        track = _Track(ue, ue.number, place, self._session_count, shown, since_s=session.heard_s)
+        track = _Track(ue, ue.number, place, self._session_count, session.length - session.got)
         self._tracks[session.name] = track
         return track
 
@@ -250,13 +255,6 @@ class Recent(Observer):
         )  # fmt: skip
 
 
-def _possible_s(track: _Track, session: Session, time_s: float, before_s: float) -> float:
-    """A time that a UE states, beside `before_s` stated before: together no more than its session has lasted, and
-    `PREPARED_S`. One UE could ruin the sums over all.
-    """
-    return min(time_s, max(0.0, session.heard_s - track.since_s + PREPARED_S - before_s))
-
-
 def _overlap(track: _Track, session: Session, round_: Round) -> tuple[int, int, float]:
     """See `RoundNote`: tokens that came ahead since the last note, tokens used of them in this round, and its overlap.
 
@@ -272,7 +270,7 @@ def _overlap(track: _Track, session: Session, round_: Round) -> tuple[int, int, 
     elif round_.guess is not None:
         overlap_s = max(0.0, round_.draft_s + round_.network_s - gap_s)
     track.used += used
-    overlap_s = _possible_s(track, session, overlap_s, track.overlap_s)
+    overlap_s = track.ue.possible_s("overlap", overlap_s, session.heard_s)
     track.overlap_s += overlap_s
     return new, used, overlap_s
 
