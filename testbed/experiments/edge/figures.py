@@ -32,6 +32,8 @@ from testbed.optim.interpretations import Interpretation
 
 Told = Callable[[int, int, str], None]
 Axis = Literal["tasks", "longest_input", "longest_output", "bandwidth_mhz", "alpha"]
+MOST = 10**6
+"""Largest number of tasks or tokens, and bandwidth [MHz]."""
 LABELS: dict[Axis, str] = {
     "tasks": "tasks K", "longest_input": "longest input [tokens]", "longest_output": "longest output [tokens]",
     "bandwidth_mhz": "bandwidth [MHz]", "alpha": "acceptance rate α",
@@ -92,13 +94,15 @@ class Panel(Config, frozen=True):
         """
         given: dict[str, Any] = {self.axis: value}
         if self.axis in ("tasks", "longest_input", "longest_output"):
-            if value != int(value) or value < 1:
-                raise BadInput(f"panel {self.name!r}: {self.axis} must be a whole number of 1 or more, not {value:g}")
+            if value != int(value) or not 1 <= value <= MOST:
+                raise BadInput(f"panel {self.name!r}: {self.axis} must be a whole number in 1..{MOST}, not {value:g}")
             given[self.axis] = int(value)
         if self.axis != "tasks" and line.tasks is not None:
             given["tasks"] = line.tasks
         setting = msgspec.structs.replace(self, **given)
-        if not (0 < setting.bandwidth_mhz < math.inf and 0 <= setting.alpha < 1):
+        if not all(1 <= count <= MOST for count in (setting.tasks, setting.longest_input, setting.longest_output)):
+            raise BadInput(f"panel {self.name!r}: tasks, longest_input and longest_output lie in 1..{MOST}")
+        if not (1 / MOST <= setting.bandwidth_mhz <= MOST and 0 <= setting.alpha < 1):
             raise BadInput(f"panel {self.name!r}: {self.axis} {value:g} is out of its range")
         return QuotedPoint(
             self.name, math.nan, (), setting.tasks, setting.longest_input, setting.longest_output,

@@ -6,6 +6,7 @@ features gets one θ for all channels; a head without, one θ per channel.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -126,17 +127,19 @@ def tune(
 
 
 def choose(trials: Sequence[Trial], sees_channel: bool, errors: float) -> tuple[tuple[float, float], ...]:
-    """Pairs (q, θ) in order of channel quality q: the largest θ up to which every trial meets its goal.
+    """Pairs (q, θ) in order of channel quality q: the largest θ up to which every trial meets its goal. Channels of the
+    same quality share a θ.
 
     A head with channel features gets the smallest over all channels, a head without gets one per channel.
     """
     best: dict[float, float] = {}
     for q in sorted({trial.quality for trial in trials}):
         best[q] = 0.0
-        for trial in sorted((t for t in trials if t.quality == q), key=lambda t: t.threshold):
-            if not trial.meets(errors):
+        mine = sorted((trial for trial in trials if trial.quality == q), key=lambda trial: trial.threshold)
+        for threshold, same in itertools.groupby(mine, lambda trial: trial.threshold):
+            if not all(trial.meets(errors) for trial in same):
                 break
-            best[q] = trial.threshold
+            best[q] = threshold
     if sees_channel:
         return ((1.0, min(best.values())),)
     return tuple(sorted(best.items()))

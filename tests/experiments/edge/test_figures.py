@@ -166,6 +166,12 @@ def test_the_command(tmp_path: Path) -> None:
         ("name: /tmp/photo\nquoted: [7a]", "name must be the name of a folder"),
         ("name: x\nlines: [{name: a}]\npanels: [{name: p, axis: tasks, values: [.nan]}]", "values must be finite"),
         ("name: x\nlines: [{name: a}]\npanels: [{name: p, axis: tasks, values: [2.5]}]", "whole number"),
+        ("name: x\nlines: [{name: a}]\npanels: [{name: p, axis: tasks, values: [1.0e+23]}]", "in 1..1000000"),
+        (
+            "name: x\nlines: [{name: a}]\npanels: [{name: p, axis: alpha, values: [0.5], longest_input: 0}]",
+            "lie in 1..",
+        ),
+        ("name: x\nlines: [{name: a, tasks: -3}]\npanels: [{name: p, axis: alpha, values: [0.5]}]", "lie in 1.."),
         ("name: x\nlines: [{name: a}, {name: a}]\npanels: [{name: p, axis: tasks, values: [2]}]", "different names"),
     ],
 )

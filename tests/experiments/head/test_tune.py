@@ -34,6 +34,14 @@ def test_the_largest_threshold_that_loses_little_enough_with_its_error_is_taken(
     assert choose(list(reversed(trials)), True, 1.0) == ((1.0, 0.5),)
 
 
+def test_channels_of_one_quality_share_the_threshold_that_all_of_them_allow() -> None:
+    """The order of the goals decided: one that tried a larger θ later took it."""
+    first = [trial(POOR, t, lost, limit=2.0, error=0.0) for t, lost in ((0.25, 0.0), (0.5, 1.5), (0.75, 3.0))]
+    second = [trial(POOR, t, lost, limit=1.0, error=0.0) for t, lost in ((0.25, 0.0), (0.5, 1.5))]
+    for trials in (first + second, second + first):
+        assert choose(trials, False, 1.0) == ((POOR, 0.25),) and choose(trials, True, 1.0) == ((1.0, 0.25),)
+
+
 def test_luck_beyond_a_threshold_that_lost_too_much_does_not_count() -> None:
     trials = [trial(POOR, 0.25, 0.0), trial(POOR, 0.5, 2.0), trial(POOR, 0.75, 0.0)]
     assert choose(trials, True, 1.0) == ((1.0, 0.25),)
