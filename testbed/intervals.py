@@ -7,6 +7,8 @@ Every table and every check that compares goes through this module, so that one 
   that ratios of sums and differences are paired (Efron and Tibshirani, An Introduction to the Bootstrap, chs. 8, 13).
 - Few repeats or prompts are too few to resample: a percentile bootstrap of five covers 83 %, not 95 %. Below `FEW`, the
   interval is Student's t of the repeats (`repeats_interval`), or t times the bootstrap's standard error.
+- Shares of units have Wilson's score interval (1927), and paired differences of shares that of Bonett and Price (2012):
+  resamples of 20 values of which few differ cover 60 %, and none at all where all are the same.
 - A comparison is decided only if its interval excludes equality, a class only if enough of its responses were judged.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +27,8 @@ from testbed.errors import BadInput
 
 LEVEL = 0.95
 """Confidence level of intervals."""
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""Its quantile of the standard normal distribution."""
 RESAMPLES = 10_000
 SEED = 0
 """Seed of resampling."""
@@ -213,19 +218,22 @@ class Bootstrap:
         table = np.stack([*arrays.values(), np.ones(max(sizes))], axis=1)
         if not np.isfinite(table).all():
             raise BadInput("an interval needs finite values")
-        self.n = int(table.shape[0])
+        self.n, self._table = int(table.shape[0]), table
         if groups is not None:
             _, unit = np.unique(np.asarray(groups), return_inverse=True)
             table = np.stack([np.bincount(unit, column) for column in table.T], axis=1)
         self._units, self._grouped = int(table.shape[0]), groups is not None
         self._index = {name: i for i, name in enumerate(arrays)}
+        self._shares = {name for name, one in arrays.items() if np.isin(one, (0, 1)).all()} if groups is None else set()
         self._least = {name: 0.0 if (array >= 0).all() else -math.inf for name, array in arrays.items()}
         self._most = {name: 1.0 if np.isin(array, (0, 1)).all() else math.inf for name, array in arrays.items()}
         self._sums: Reals = table.sum(axis=0)
         self._drawn = _resampled(table, resamples, seed)
 
     def mean(self, name: str) -> Interval:
-        """Mean of a column; of values that are not negative, or 0 and 1 alone, the interval lies where they do."""
+        """Mean of a column; of values that are not negative, the interval lies where they do. Of 0 and 1: Wilson's."""
+        if name in self._shares:
+            return _wilson(float(self._of(name)), self.n)
         drawn = self._drawn_of(name) / self._drawn[:, -1]
         return self._interval(self._of(name) / self.n, drawn, self._least[name], self._most[name])
 
@@ -241,7 +249,9 @@ class Bootstrap:
             return self._interval(self._of(above) / self._of(below), drawn, least, most)
 
     def difference(self, first: str, second: str) -> Interval:
-        """Mean of the first column minus mean of the second."""
+        """Mean of the first column minus mean of the second; of 0 and 1, with the interval of Bonett and Price."""
+        if {first, second} <= self._shares:
+            return self._paired(first, second)
         drawn = (self._drawn_of(first) - self._drawn_of(second)) / self._drawn[:, -1]
         return self._interval((self._of(first) - self._of(second)) / self.n, drawn)
 
@@ -253,6 +263,15 @@ class Bootstrap:
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             return self._interval(np.float64(formula(lambda name: np.asarray(self._of(name)))), formula(self._drawn_of))
+
+    def _paired(self, first: str, second: str) -> Interval:
+        """Difference of two shares of the same units, with one more unit of each kind of those that differ."""
+        one, other = (self._table[:, self._index[name]] for name in (first, second))
+        more, less = (float(np.sum(a > b)) for a, b in ((one, other), (other, one)))
+        p, q = (more + 1) / (self.n + 2), (less + 1) / (self.n + 2)
+        half = Z * math.sqrt(max(0.0, p + q - (p - q) ** 2) / (self.n + 2))
+        value = (more - less) / self.n
+        return Interval(value, max(-1.0, min(value, p - q - half)), min(1.0, max(value, p - q + half)))
 
     def _of(self, name: str) -> np.float64:
         return self._sums[self._index[name]]  # type: ignore[no-any-return]
@@ -269,6 +288,14 @@ class Bootstrap:
             return Interval(float(value), max(least, float(value) - half), min(most, float(value) + half))
         low, high = span(known).tolist()
         return Interval(float(value), low, high)
+
+
+def _wilson(count: float, n: int) -> Interval:
+    """Share of n with Wilson's score interval."""
+    share, z2 = count / n, Z * Z
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
 
 
 def _resampled(table: Reals, resamples: int, seed: int) -> Reals:

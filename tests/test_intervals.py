@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.stats import binomtest
 
 from testbed.errors import BadInput
 from testbed.intervals import (
@@ -94,8 +95,28 @@ def test_intervals_of_few_prompts_end_where_values_end() -> None:
     """`predictor eval` printed a false positive rate from −0.0109 for eight prompts."""
     drawn = Bootstrap({"part": [0, 0, 0, 0, 3.0], "whole": [3.0, 4, 4, 3, 4], "right": [0, 1, 1, 1, 1]})
     share, right, first = drawn.ratio("part", "whole", most=1.0), drawn.mean("right"), drawn.mean("part")
-    assert share.low == 0 and 0 < share.high <= 1 and first.low == 0 and right.low > 0 and right.high == 1
+    assert share.low == 0 and 0 < share.high <= 1 and first.low == 0 and 0 < right.low < 0.8 < right.high < 1
     assert drawn.ratio("whole", "part").high > 1 and drawn.difference("part", "whole").low < 0
+
+
+@pytest.mark.parametrize(("count", "n"), [(0, 7), (7, 10), (19, 20), (60, 60), (1, 500)])
+def test_a_share_has_wilsons_interval(count: int, n: int) -> None:
+    """That of the bootstrap had no width where all values were the same."""
+    found = Bootstrap({"right": [1] * count + [0] * (n - count)}).mean("right")
+    exact = binomtest(count, n).proportion_ci(method="wilson")
+    assert found == pytest.approx((count / n, exact.low, exact.high), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [10, 30, 200])
+def test_intervals_of_shares_and_of_their_differences_cover_them(n: int) -> None:
+    """Shares near 1 were covered in 43 % of cases by ten values, a loss of 2 points in 49 % by twenty."""
+    rng, covered, differed = np.random.default_rng(n), 0, 0
+    for _ in range(300):
+        kinds = rng.choice(4, n, p=[0.9, 0.03, 0.01, 0.06])  # right in both, in the first, in the second, in none
+        drawn = Bootstrap({"a": kinds < 2, "b": np.isin(kinds, (0, 2))}, resamples=2)
+        covered += drawn.mean("a").low <= 0.93 <= drawn.mean("a").high
+        differed += drawn.difference("a", "b").low <= 0.02 <= drawn.difference("a", "b").high
+    assert min(covered, differed) > 0.9 * 300
 
 
 def test_the_same_prompts_give_the_same_intervals() -> None:
