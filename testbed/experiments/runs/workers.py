@@ -32,10 +32,14 @@ def pool_of(
         begin: called first in each of them, with `arguments`.
 
     Raises:
-        EngineError: something else ended one of the processes.
+        EngineError: something else ended one of the processes, or there are no semaphores for them.
     """
     context = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(count, context, _begin, (os.getpid(), begin, arguments))
+    try:
+        pool = futures.ProcessPoolExecutor(count, context, _begin, (os.getpid(), begin, arguments))
+    except OSError as exc:
+        reason = exc.strerror or exc
+        raise EngineError(f"worker processes need semaphores, which are in /dev/shm on Linux: {reason}") from exc
     try:
         yield pool
     except BaseException as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from testbed.errors import EngineError
 from testbed.experiments.runs.workers import pool_of
 
 
@@ -26,3 +28,15 @@ def test_a_stopped_process_does_not_hold_up_an_interrupted_command() -> None:
     with pytest.raises(KeyboardInterrupt):
         command()
     assert time.monotonic() < ended_s[0] and set(multiprocessing.active_children()) <= others
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.ENOSPC])
+def test_a_machine_without_semaphores_is_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without /dev/shm there was a traceback; where it was full, the output was said to be."""
+
+    def missing(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("testbed.experiments.runs.workers.futures.ProcessPoolExecutor", missing)
+    with pytest.raises(EngineError, match=f"/dev/shm on Linux: {os.strerror(number)}"), pool_of(2, "killed"):
+        pass
