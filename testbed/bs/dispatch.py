@@ -131,9 +131,9 @@ class Dispatcher:
     async def _draft(self, peer: bytes, packet: Packet[Message], message: Draft) -> Message | None:
         arrived_s = self._clock.time()
         taken = self._intake.draft(peer, message, packet.arrays, self._rounds.load)
-        self._note_ahead(peer, packet, message)
         if isinstance(taken, Message):
             return taken
+        self._note_ahead(peer, packet, message)
         if isinstance(taken, list):
             await self._link.send(peer, taken)
         elif taken is not None:

@@ -159,7 +159,11 @@ class Intake:
         now = now and session.continued_by(message.base_len, message.guess)
         if not now and not (ahead and session.awaits(message.round)):
             return None if ahead else Resync(session=message.session)
-        if (busy := self.crowded(key, message.round, waiting, not now)) is not None:
+        busy = self.crowded(key, message.round, waiting, not now)
+        if busy is not None and now and session.held:  # the one after it has its place
+            self.sessions.hold(session)
+            busy = self.crowded(key, message.round, waiting)
+        if busy is not None:
             return busy
         window = self._read(session, session.protocol, arrays, message.base_len)
         if now:
