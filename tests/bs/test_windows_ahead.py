@@ -236,5 +236,5 @@ def test_a_window_ahead_takes_no_place_from_the_one_before_it() -> None:
     ahead = intake.draft(b"ue", Draft(session=1, round=1, base_len=6, guess=7), window)
     assert isinstance(ahead, tuple) and ahead[2]
     sessions.hold(ahead[0], Round(1, ahead[1], None, 0.0))
-    taken = intake.draft(b"ue", Draft(session=1, round=0, base_len=3), window)
+    taken = intake.draft(b"ue", Draft(session=1, round=0, base_len=3), window, sessions.held)
     assert isinstance(taken, tuple) and not taken[2] and not ahead[0].held
