@@ -47,13 +47,16 @@ def report(
 
         testbed report runs/near runs/far --out compared --formats pdf
     """
+    from testbed.experiments.report.data import readable
+
     wanted = [part.strip() for part in formats.split(",") if part.strip()]
     shown, paths = _written(runs, out or runs[0], wanted, against, export)
     if as_json:
         documents = [{"run": str(one.path), **one.document} for one in shown]
         print_json({"report": str(paths[0]), "exports": list(map(str, paths[1:])), "runs": documents})
         return
-    _print_rows(shown)
+    with readable(runs):
+        _print_rows(shown)
     for path in paths:
         note(f"wrote {path}")
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.intervals import Interval, compared, span, student_t
+from testbed.intervals import FEW, Interval, compared, span, student_t
 
 Reals = NDArray[np.float64]
 RESAMPLES = 1000
@@ -113,12 +113,12 @@ def at_equal_loss(
     rows = []
     for name, here in found.items():
         row: dict[str, Any] = {"head": name, "seeds": len(here.whole), "problems": count, "points": points}
-        row |= _columns("value", _open(_over_seeds(here.whole, here.drawn, 0.0, most), False, here.ends))
+        row |= _columns("value", _open(_over_seeds(here.whole, here.drawn, 0.0, most, count), False, here.ends))
         row["reached"] = here.reached
         if here is not base:
             pairs = range(min(len(here.whole), len(base.whole)))
             differences = [here.whole[i] - base.whole[i] for i in pairs]
-            gain = _over_seeds(differences, [here.drawn[i] - base.drawn[i] for i in pairs], -most, most)
+            gain = _over_seeds(differences, [here.drawn[i] - base.drawn[i] for i in pairs], -most, most, count)
             gain = _open(gain, base.ends, here.ends)
             row |= _columns("difference", gain) | {"verdict": compared(gain)}
         rows.append(row)
@@ -146,9 +146,14 @@ def _open(found: Interval, low: bool, high: bool) -> Interval:
     return Interval(found.value, -math.inf if low else found.low, math.inf if high else found.high)
 
 
-def _over_seeds(values: Sequence[float], drawn: Sequence[Reals], least: float, most: float) -> Interval:
-    """Mean over seeds, with an interval over problems and seeds within what is possible."""
+def _over_seeds(values: Sequence[float], drawn: Sequence[Reals], least: float, most: float, problems: int) -> Interval:
+    """Mean over seeds, with an interval over problems and seeds within what is possible; of one seed, over the problems
+    alone, with Student's t below `FEW` of them.
+    """
     mean, resampled = float(np.mean(values)), np.mean(drawn, axis=0)
+    if len(values) == 1 and 1 < problems < FEW:
+        half = student_t(problems - 1) * float(resampled.std()) * math.sqrt(problems / (problems - 1))
+        return Interval(mean, max(mean - half, least), min(mean + half, most))
     if len(values) == 1:
         low, high = span(resampled).tolist()
         return Interval(mean, low, high)

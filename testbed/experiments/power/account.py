@@ -19,6 +19,8 @@ from testbed.power.files import read_samples, write_parquet
 from testbed.power.series import Samples
 from testbed.ue.records import RequestRecord, RoundRecord
 
+MOST_W = 1e9
+"""Largest power of an idle device."""
 Key = tuple[str, int]
 
 
@@ -45,12 +47,18 @@ def account_run(run: Path, file: Path | None, offset_s: float | None = None, ali
     samples = samples.shifted(begin_s - float(samples.time_s[0]) if align else offset_s or 0.0)
     _check_overlap(samples, begin_s, end_s)
     found = dict(zip(records, measured(list(records.values()), samples), strict=True))
-    idle_w = (document.get("power") or {}).get("idle_w") if file is None else None
+    before = document.get("power") or {}
+    idle_w = before.get("idle_w") if file is None and isinstance(before, dict) else None
+    known = idle_w is None or (isinstance(idle_w, int | float) and 0 <= idle_w < MOST_W)
+    if not isinstance(before, dict) or not known:
+        raise BadInput(f"{run}: the `power` of summary.json is damaged")
+    if unnamed := [row for row in document["rows"] if not isinstance(row.get("method"), str)]:
+        raise BadInput(f"{run}: summary.json has {len(unnamed)} rows without a method")
     rows, idle_j = [], dict(zip(found, idle_energies(list(found.values()), idle_w), strict=True))
     for row in document["rows"]:
-        own = [key for key in found if key[0] == row.get("method")]
+        own = [key for key in found if key[0] == row["method"]]
         rows.append(energy_columns(row["method"], [found[key] for key in own], [idle_j[key] for key in own]))
-    power = {**(document.get("power") or {} if file is None else {}), **facts(samples)}
+    power = {**(before if file is None else {}), **facts(samples)}
     document["rows"] = [{**row, **more} for row, more in zip(document["rows"], rows, strict=True)]
     document["power"] = power
     write_round_rows(run, [round_row(*key, round_) for key, record in found.items() for round_ in record.rounds])

@@ -93,7 +93,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """
     path = directory / SUMMARY
     try:
-        document: dict[str, Any] = json.loads(file_bytes(path))
+        document: dict[str, Any] = json.loads(file_bytes(path), parse_int=_bounded)
     except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"{directory} is not a run directory: cannot read summary.json ({exc})") from exc
     if not isinstance(document, dict):
@@ -103,9 +103,21 @@ def read_summary(directory: Path) -> dict[str, Any]:
         newer = isinstance(schema, int) and schema > SCHEMA
         hint = "; use the version that wrote it" if newer else ""
         raise BadInput(f"{path} has schema {schema}; this version reads {SCHEMA}{hint}")
-    if not isinstance(document.get("rows"), list):
+    rows = document.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} has no rows; it may have been written by another program")
     return document
+
+
+def _bounded(text: str) -> int:
+    """An integer of at most 64 bits.
+
+    Raises:
+        ValueError: a larger one.
+    """
+    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return value
 
 
 def round_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

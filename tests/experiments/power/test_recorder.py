@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,23 @@ def test_a_meter_that_began_with_the_run(run: Path, tmp_path: Path) -> None:
     account_run(run, file, align=True)
     samples = read_samples(run / "power.parquet")
     assert samples.time_s[0] == pytest.approx(ZERO_S + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"power": [1]}, "the `power` of summary.json is damaged"),
+        ({"power": {"idle_w": "x"}}, "the `power` of summary.json is damaged"),
+        ({"rows": [{}]}, "has 1 rows without a method"),
+    ],
+)
+def test_a_damaged_summary_is_refused_in_one_line(change: dict[str, Any], said: str, run: Path) -> None:
+    """It left a traceback."""
+    write_parquet(run / "power.parquet", steady())
+    document = results.read_summary(run) | change
+    (run / "summary.json").write_text(json.dumps(document))
+    refuse(lambda: account_run(run, None), BadInput, said)
+    assert results.read_summary(run) == document
 
 
 def test_runs_that_cannot_be_accounted_for_are_refused(run: Path, tmp_path: Path) -> None:

@@ -238,6 +238,8 @@ def test_a_summary_comes_back_as_it_was_written(tmp_path: Path, table: dict[str,
         ("{}", "has schema None; this version reads 1"),
         ('{"schema": 2, "rows": []}', "has schema 2; this version reads 1"),
         ('{"schema": "1"}', "has schema 1"),
+        ('{"schema": 1, "rows": [1]}', "has no rows"),
+        ('{"schema": 1, "rows": [{"rounds": 1' + "0" * 400 + "}]}", r"summary.json \(an integer of 401 digits"),
     ],
 )
 def test_what_is_no_summary_is_refused(content: str | None, reason: str, tmp_path: Path) -> None:
