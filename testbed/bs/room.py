@@ -181,7 +181,8 @@ class Room:
 
     def reclaimable(self, peer: bytes, tokens: int, others: Iterable[H]) -> list[H]:
         """The sessions to close for a new one of a UE within its share: those of UEs beyond theirs, first those that
-        wait for their UE, the least recently heard first, as many as needed but one; none where they would not suffice.
+        wait for their UE, the least recently heard first, as many as needed; each UE keeps one. None where they would
+        not suffice.
         """
         others = list(others)
         owner, held = self._owner(peer), self._held(others)
