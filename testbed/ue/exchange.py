@@ -139,7 +139,7 @@ class SessionExchanges:
             packet = await self._next(patience, wait_s)
             if packet is None:
                 await self.send(window)
-                questions, wait_s = questions + 1, 2 * wait_s
+                questions, wait_s, unknown = questions + 1, 2 * wait_s, 0
                 continue
             message, down = packet.message, down + packet.size_bytes
             if isinstance(message, Verdict) and message.round == number and message.base_len in places:
@@ -152,13 +152,14 @@ class SessionExchanges:
                 with contextlib.suppress(ProtocolError):  # an invalid question is dropped, as if lost
                     took_s, sent = await self._upload(window, asked_positions(packet, len(window.drafted.ids)))
                     reveal_s, wait_s = reveal_s + took_s, max(wait_s, 8 * sent / SLOWEST_BPS)
-            elif isinstance(message, Resync) and unknown:
+            elif isinstance(message, Resync) and unknown and self._opening:
                 unknown -= 1
             elif isinstance(message, Busy) and message.round not in (None, number):
                 if self.ahead is not None and message.round == self.ahead.draft.round:
                     self.ahead.known = False
             elif isinstance(message, Resync | Busy):
-                unknown = self._unanswered - isinstance(message, Resync)  # every other draft brings a Resync, too
+                # Until the opening is confirmed, each other draft may bring a Resync, too; none comes after a silence.
+                unknown = self._unanswered - isinstance(message, Resync)
                 await self._send_again(message, window, patience)
                 questions, wait_s = 1, window.patience_s  # the BS answers: what is lost now need not wait for long
 
@@ -214,7 +215,7 @@ class SessionExchanges:
         while True:
             packet = await self._next(patience, times * (self._confirm_s if self._opening else wait_s))
             if packet is None:
-                times *= 2
+                times, unknown = 2 * times, 0
                 await self.open(draft.round)
                 continue
             message, down = packet.message, down + packet.size_bytes
@@ -229,7 +230,7 @@ class SessionExchanges:
                 if behind == 0 or (behind > 0 and not self._opening):  # of a dropped window; verdicts come in order
                     await patience.pause()
                     await self.open(draft.round)
-            if isinstance(message, Resync) and unknown:
+            if isinstance(message, Resync) and unknown and self._opening:
                 unknown -= 1
             elif isinstance(message, Resync) or (isinstance(message, Busy) and message.round is None):
                 unknown, self._unanswered, times = max(0, self._unanswered - 1), 0, 1

@@ -17,7 +17,7 @@ from testbed.clock import WallClock, within
 from testbed.errors import LinkTimeout
 from testbed.protocols.base import Drafted
 from testbed.protocols.codec import AnyArray, Packet, pack_positions
-from testbed.protocols.messages import Busy, Draft, Hidden, Message, NeedHidden, Open, Opened, Resync, Verdict
+from testbed.protocols.messages import Busy, Close, Draft, Hidden, Message, NeedHidden, Open, Opened, Resync, Verdict
 from testbed.synthetic import next_token
 from testbed.ue import exchange
 from testbed.ue.client import Client
@@ -94,6 +94,37 @@ async def test_patience_begins_anew_once_the_session_was_opened_again(monkeypatc
     assert max(waits_s) > 8 * waits_s[0] and waits_s[-1] <= 2 * waits_s[0]
 
 
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_session_that_is_lost_again_is_opened_again_at_once(
+    opened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After losses, as many answers as drafts had been sent counted as answers to them: those to a session that was
+    lost again, or whose opening was, were ignored, each for twice as long as the one before.
+    """
+    monkeypatch.setattr(exchange, "RESEND_S", 0.05)
+    async with station() as (_, address), client(address, timeout_s=20.0) as ue:
+        number, send, drafts, opens = ue.new_session(), ue.send, itertools.count(1), itertools.count(1)
+
+        async def lose(message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
+            which = next(drafts)
+            if which == 6 and opened:
+                await send(Close(session=number))
+            return 0 if which <= 4 else await send(message, arrays)
+
+        monkeypatch.setattr(ue, "send", lose)
+
+        async def open_(round_: int) -> int:
+            if next(opens) == 1 and not opened:
+                return 0
+            message = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=64, drafter=SYNTHETIC)
+            return await send(message, {"ids": np.array(PROMPT, np.int32)})
+
+        exchanges = SessionExchanges(ue, number, open_, lambda busy: None, lambda drafted, asked: {})
+        found = await exchanges.verdict(window_of(0, number))
+    assert found.verdict.token == next_token(PROMPT, VOCAB, 0)
+    assert next(drafts) == (8 if opened else 9)
+
+
 class Postbox:
     """A client without a link: messages that wait from the beginning, and those that were sent."""
 
@@ -121,10 +152,10 @@ async def _sent() -> int:
     return 1
 
 
-def window_of(count: int) -> OutgoingWindow:
+def window_of(count: int, session: int = 1) -> OutgoingWindow:
     ids = np.zeros(count, np.int32)
     drafted = Drafted(ids, np.zeros((count, 64), np.float16))
-    return OutgoingWindow(Draft(session=1, round=0, base_len=3), {"ids": ids}, drafted, 0.0)
+    return OutgoingWindow(Draft(session=session, round=0, base_len=3), {"ids": ids}, drafted, 0.0)
 
 
 def answered(round_: int = 0, bs_s: float = 0.0, base_len: int | None = None) -> Packet[Any]:
