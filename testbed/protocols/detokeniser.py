@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from testbed.protocols.vocabulary import decoded
+
 TAIL = 8
 """Ids of the prompt decoded together with the first output ids, whose spaces depend on what precedes them."""
 UNFINISHED = "\ufffd"
@@ -31,6 +33,9 @@ class Detokeniser:
 
         A long output whose characters are never whole is decoded less and less often, since each time takes as long as
         all of it.
+
+        Raises:
+            ModelError: the decoder of the tokenizer fails.
         """
         self._ids.append(token)
         open_ids = len(self._ids) - self._settled
@@ -44,7 +49,11 @@ class Detokeniser:
         return text
 
     def flush(self) -> str:
-        """The remaining text, with unfinished characters as replacement characters."""
+        """The remaining text, with unfinished characters as replacement characters.
+
+        Raises:
+            ModelError: see `push`.
+        """
         text = self._open_text()
         self._start, self._settled, self._due = self._settled, len(self._ids), 1
         return text
@@ -52,9 +61,6 @@ class Detokeniser:
     def _open_text(self) -> str:
         """Text after the settled ids, decoded together with those before them."""
         before, whole = (
-            self._decode(ids) for ids in (self._ids[self._start : self._settled], self._ids[self._start :])
+            decoded(self._tokenizer, ids) for ids in (self._ids[self._start : self._settled], self._ids[self._start :])
         )
         return whole[len(before) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))

@@ -5,8 +5,10 @@ Vocabularies are compared by tokenizer, not by the number of embedding rows: mod
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +43,34 @@ def tokenizer_file(model: Path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def panics_refused(at: str) -> Iterator[None]:
+    """Report a panic of the tokenizers library, which is no `Exception` and exported nowhere, as an error.
+
+    Args:
+        at: what the tokenizer fails on.
+
+    Raises:
+        ModelError: a panic.
+    """
+    try:
+        yield
+    except BaseException as exc:
+        if type(exc).__name__ != "PanicException":
+            raise
+        raise ModelError(f"the tokenizer fails on {at}: {exc}") from exc
+
+
+def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Text of ids, without special tokens.
+
+    Raises:
+        ModelError: the decoder of the tokenizer fails on them.
+    """
+    with panics_refused("these tokens"):
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
 def read_tokenizer(model: Path) -> Tokenizer:
     """A model's tokenizer, with at least one token.
 
@@ -51,7 +81,8 @@ def read_tokenizer(model: Path) -> Tokenizer:
 
     path = tokenizer_file(model)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with panics_refused("this file"):
+            tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:  # the library raises bare Exception
         raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
     if not tokenizer.get_vocab_size():

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Encoding, Tokenizer
 
-from testbed.errors import BadInput, ModelError
+from testbed.errors import BadInput
+from testbed.protocols.vocabulary import panics_refused
 
 LETTERS = string.ascii_letters + string.digits + "#%&*@^~" + "".join(map(chr, range(0xE000, 0xE010)))
 """Characters of marks."""
@@ -106,10 +107,7 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False)
         ModelError: a pattern of the tokenizer fails on it.
     """
     try:
-        return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        with panics_refused("this prompt"):
+            return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
     except TypeError as exc:
         raise BadInput("the prompt contains characters that are not valid Unicode") from exc
-    except BaseException as exc:
-        if type(exc).__name__ != "PanicException":  # of the library, in Rust: no Exception, and exported nowhere
-            raise
-        raise ModelError(f"the tokenizer fails on this prompt: {exc}") from exc

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from testbed.errors import BadInput, ModelError
 from testbed.files import file_bytes, json_object
-from testbed.protocols.vocabulary import fingerprint, read_tokenizer, tokenizer_directory
+from testbed.protocols.vocabulary import decoded, fingerprint, read_tokenizer, tokenizer_directory
 from testbed.ue.message_text import MessageText, encode
 
 PLAIN = "Question: {question}\nAnswer:"
@@ -109,8 +109,12 @@ class Prompter:
         return ids
 
     def text(self, ids: Sequence[int]) -> str:
-        """Decoded text of output ids, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Decoded text of output ids, without special tokens.
+
+        Raises:
+            ModelError: the decoder of the tokenizer fails on them.
+        """
+        return decoded(self.tokenizer, ids)
 
     def _encoded(self, text: str, mark: str) -> list[int]:
         """Ids of a rendered prompt: a chat template writes special tokens itself, to others the tokenizer adds them."""

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from testbed.errors import ModelError
-from testbed.protocols.vocabulary import Overlap, check_same, fingerprint, overlap, token_ids
+from testbed.protocols.detokeniser import Detokeniser
+from testbed.protocols.vocabulary import Overlap, check_same, decoded, fingerprint, overlap, token_ids
+from tests.support.refusals import refuse
 
 BPE: dict[str, Any] = {
     "version": "1.0",
@@ -169,3 +172,12 @@ def test_ids_that_no_row_can_have_are_refused(number: Any, tmp_path: Path) -> No
     for read in (token_ids, fingerprint):
         with pytest.raises(ModelError, match="tokenizer"):
             read(directory)
+
+
+def test_a_decoder_that_fails_is_an_error_of_one_line() -> None:
+    """The library panics, which is no Exception: this decoder cannot strip both ends of one space."""
+    tokenizer = Tokenizer(models.WordLevel({" ": 0, "a": 1}, unk_token="a"))
+    tokenizer.decoder = decoders.Strip(content=" ", left=1, right=1)
+    assert decoded(tokenizer, [1]) == "a"
+    refuse(lambda: decoded(tokenizer, [0]), ModelError, "the tokenizer fails on these tokens")
+    refuse(lambda: Detokeniser(tokenizer).push(0), ModelError, "the tokenizer fails on these tokens")

@@ -21,7 +21,9 @@ from testbed.bs.monitor.history import History, HistoryPoint
 from testbed.bs.monitor.recent import RING
 from testbed.bs.monitor.wire import MonitorServing
 from testbed.bs.observer import PassNote, RecentActivity, RoundNote, SessionRow
+from testbed.errors import ModelError
 from testbed.protocols.detokeniser import Detokeniser
+from testbed.protocols.vocabulary import panics_refused
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -202,7 +204,12 @@ class Texts:
         self._open[note.session] = known
         if len(self._open) > MOST_TEXTS:
             del self._open[next(iter(self._open))]
-        pieces: Sequence[Any] = [known.push(token) for token in note.tokens]
+        try:
+            pieces: Sequence[Any] = [known.push(token) for token in note.tokens]
+        except ModelError as exc:
+            LOG.warning("%s; ids are shown instead", exc)
+            self._tokenizer, self._open = None, {}
+            return note
         return note._replace(tokens=list(pieces))
 
 
@@ -211,7 +218,8 @@ def load_tokenizer(path: str) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(path)
+        with panics_refused("this file"):
+            return Tokenizer.from_file(path)
     except Exception as exc:  # tokenizers raises nothing narrower
         LOG.warning("%s is no tokenizer file, ids are shown instead: %s", path, exc)
         return None

@@ -182,6 +182,15 @@ def test_text_of_many_sessions_is_pieced_together_character_by_character() -> No
     assert found == said
 
 
+def test_where_a_tokenizer_fails_ids_are_shown() -> None:
+    tokenizer = Tokenizer(models.WordLevel({" ": 0, "a": 1}, unk_token="a"))
+    tokenizer.decoder = decoders.Strip(content=" ", left=1, right=1)
+    texts = Texts(tokenizer)
+    assert texts.spell(note(1, [1])).tokens == ["a"]
+    for session in (1, 2):
+        assert texts.spell(note(session, [1, 0])).tokens == [1, 0]
+
+
 def test_without_a_tokenizer_ids_stay_ids_and_what_is_held_is_bounded() -> None:
     assert Texts(None).spell(note(1, [5, 6])).tokens == [5, 6]
     texts = Texts(bytewise())
