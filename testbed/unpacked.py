@@ -9,6 +9,7 @@ from typing import Any
 
 from testbed.errors import BadInput
 from testbed.files import regular_bytes
+from testbed.parquet_pages import page_sizes
 
 MOST_UNPACKED_BYTES = 2**30
 """Largest size of the arrays in a .npz file."""
@@ -18,10 +19,18 @@ def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> 
     """The columns of a Parquet file whose names are wanted, as a pyarrow table in which text is in dictionaries.
 
     Raises:
-        BadInput: more rows, text within lists, or more than `MOST_UNPACKED_BYTES`, which a few kilobytes may unpack to.
+        BadInput: more rows, text within lists, damaged pages, or more than `MOST_UNPACKED_BYTES`, which a few kilobytes
+            may unpack to.
         OSError: it cannot be read, or is no regular file.
         pyarrow.ArrowException: not a Parquet file, or a damaged one.
     """
+    try:
+        return _table(path, wanted, most_rows)
+    except UnicodeDecodeError as exc:  # in names
+        raise BadInput(f"{path} is damaged: {exc}") from exc
+
+
+def _table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -33,10 +42,10 @@ def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> 
     names = [name for name in schema.names if wanted(name)]
     text = [name for name in names if pa.types.is_string(schema.field(name).type)]
     numbers = [i for i in range(about.num_columns) if about.schema.column(i).path.partition(".")[0] in names]
-    columns = [about.row_group(group).column(i) for group in range(about.num_row_groups) for i in numbers]
-    if any("BYTE_ARRAY" in one.physical_type and one.path_in_schema not in text for one in columns):
+    columns = [about.schema.column(i) for i in numbers]
+    if any("BYTE_ARRAY" in one.physical_type and one.path not in text for one in columns):
         raise BadInput(f"{path} has text or bytes in another form than a column of strings")
-    size = sum(max(one.total_uncompressed_size, 8 * one.num_values) for one in columns)
+    size = sum(page_sizes(path, about, numbers))
     batches, unpacked = [], 0
     with pq.ParquetFile(path, read_dictionary=text) as file:
         for batch in file.iter_batches(columns=names, use_threads=False) if size <= MOST_UNPACKED_BYTES else ():
