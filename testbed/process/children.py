@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -40,3 +42,16 @@ def is_stopped(pid: int) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return stat.rpartition(")")[2].split()[:1] == ["T"]
+
+
+def end_first(pid: int) -> None:
+    """Let the kernel end this process rather than others when memory runs out, as far as Linux can be told."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("500")
+
+
+def signal_name(number: int) -> str:
+    """Name of a signal; most of the real-time ones have none."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed import __version__
-from testbed.process.children import ROOT, module_command
+from testbed.process.children import ROOT, module_command, signal_name
 
 SHADOWED = ("testbed", "runpy", "multiprocessing", "json", "numpy", "typer")
 STARTER = """
@@ -74,3 +74,8 @@ def test_nor_for_processes_of_multiprocessing(hostile: Path) -> None:
     )
     assert not (hostile.parent / "ran").exists()
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_of_signals() -> None:
+    """Most real-time signals have none, which was a traceback."""
+    assert [signal_name(number) for number in (9, 40)] == ["SIGKILL", "signal 40"]

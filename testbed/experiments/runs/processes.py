@@ -21,7 +21,7 @@ from testbed.channel.spec import ChannelSpec, channel_text
 from testbed.clock import within
 from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
-from testbed.process.children import is_stopped, module_command
+from testbed.process.children import is_stopped, module_command, signal_name
 
 PARENT = "TESTBED_PARENT"
 """Environment variable by which a child knows whose end, even by SIGKILL, is its own."""
@@ -175,7 +175,7 @@ def check_serving() -> None:
         if (code := process.poll()) is not None:
             reader.join(STOP_S)
             if code < 0:
-                raise TestbedError(f"the {name} was ended during the run by {signal.Signals(-code).name}")
+                raise TestbedError(f"the {name} was ended during the run by {signal_name(-code)}")
             reason = (complaints[-1] if complaints else "it said nothing").removeprefix("testbed: ")
             raise TestbedError(f"the {name} ended during the run (exit code {code}): {reason}")
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from testbed.errors import BadInput, EngineError
+from testbed.errors import BadInput, EngineError, TestbedError
 from testbed.experiments.runs.forked import end_all
+from testbed.experiments.runs.processes import WATCH_S, check_stopped
 from testbed.process.interrupts import as_worker
 
+LOG = logging.getLogger(__name__)
 LOCAL, RAY = "local", "ray"
 EXECUTORS = (LOCAL, RAY)
 STARTS = 3
@@ -25,7 +29,7 @@ def pool_of(
     count: int, killed: str, begin: Callable[..., None] | None = None, arguments: tuple[object, ...] = ()
 ) -> Iterator[futures.ProcessPoolExecutor]:
     """Fresh processes until the end of the block, at once where it fails; they leave interrupts to it and end with it,
-    even where it is killed.
+    even where it is killed. One that stays stopped (SIGSTOP) is killed.
 
     Args:
         killed: what to say where something else ended one of them.
@@ -40,6 +44,8 @@ def pool_of(
     except OSError as exc:
         reason = exc.strerror or exc
         raise EngineError(f"worker processes need semaphores, which are in /dev/shm on Linux: {reason}") from exc
+    over = threading.Event()
+    threading.Thread(target=_kill_stopped, args=(over,), name="stopped workers", daemon=True).start()
     try:
         yield pool
     except BaseException as exc:
@@ -49,7 +55,21 @@ def pool_of(
             raise EngineError(killed) from exc
         raise
     finally:
+        over.set()
         pool.shutdown()
+
+
+def _kill_stopped(over: threading.Event) -> None:
+    """Kill processes that have been stopped for long: what waits for them would wait for ever."""
+    since_s = dict[int, float | None]()
+    while not over.wait(WATCH_S):
+        for process in multiprocessing.active_children():
+            pid = process.pid or 0
+            try:
+                since_s[pid] = check_stopped("a worker process", pid, since_s.get(pid))
+            except TestbedError as exc:
+                LOG.warning("%s; it is killed", exc)
+                process.kill()
 
 
 def _begin(parent: int, begin: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:

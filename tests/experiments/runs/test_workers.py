@@ -6,11 +6,13 @@ import errno
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import pytest
 
 from testbed.errors import EngineError
+from testbed.experiments.runs import processes
 from testbed.experiments.runs.workers import pool_of
 
 
@@ -28,6 +30,26 @@ def test_a_stopped_process_does_not_hold_up_an_interrupted_command() -> None:
     with pytest.raises(KeyboardInterrupt):
         command()
     assert time.monotonic() < ended_s[0] and set(multiprocessing.active_children()) <= others
+
+
+def test_a_process_that_stays_stopped_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sweep waited for it for ever, without a word."""
+    monkeypatch.setattr(processes, "STOPPED_S", 1.0)
+    before = set(threading.enumerate())
+
+    def command() -> None:
+        with pool_of(1, "killed") as pool:
+            os.kill(pool.submit(os.getpid).result(), signal.SIGSTOP)
+            pool.submit(os.getpid).result(timeout=30)
+
+    with pytest.raises(EngineError, match="killed"):
+        command()
+    assert "has been stopped for 1 s; it is killed" in caplog.text
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.ENOSPC])
