@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from testbed.errors import TestbedError, used_up
 from testbed.experiments.runs.processes import WATCH_S, check_stopped, command, environment, stop_group
+from testbed.process.children import end_first
 from testbed.tasks import cancel, to_its_end
 
 RETRY_S = 1.0
@@ -64,10 +65,12 @@ async def _started(arguments: Sequence[str], say: Callable[[str], None]) -> asyn
     told = False
     while True:
         try:
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *command(*arguments), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE, env=environment(), limit=MOST_LINE_BYTES, start_new_session=True,
             )  # fmt: skip
+            end_first(process.pid)
+            return process
         except (OSError, RuntimeError) as exc:
             if not used_up(exc):
                 raise

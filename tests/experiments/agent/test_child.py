@@ -45,6 +45,14 @@ def test_an_error_is_a_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("testbed: a b xxx") and len(line) < 3000 and line.count("\n") == 1
 
 
+async def test_the_process_of_an_order_is_ended_before_its_agent_where_memory_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child, "command", lambda *arguments: [sys.executable, "-c", *arguments])
+    code = "import sys, time; time.sleep(0.5); print(open('/proc/self/oom_score_adj').read(), file=sys.stderr)"
+    assert await run_child([code], lambda _: None) == (0, "500")
+
+
 async def test_a_process_that_stays_stopped_ends_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """It kept the agent from all further orders."""
     monkeypatch.setattr(child, "command", lambda *arguments: [sys.executable, "-c", *arguments])
