@@ -161,8 +161,7 @@ class Intake:
             return None if ahead else Resync(session=message.session)
         busy = self.crowded(key, message.round, waiting, not now)
         if busy is not None and now and session.held:  # the one after it has its place
-            self.sessions.hold(session)
-            busy = self.crowded(key, message.round, waiting)
+            busy = self.crowded(key, message.round, self.sessions.drop_ahead(session, waiting))
         if busy is not None:
             return busy
         window = self._read(session, session.protocol, arrays, message.base_len)

@@ -217,6 +217,12 @@ class SessionTable:
                 self.held = Load(self.held.windows + sign, self.held.size_bytes + sign * one.size_bytes)
         session.held = rounds
 
+    def drop_ahead(self, session: Session, waiting: Load) -> Load:
+        """Drop a session's windows that came ahead; returns what waits without them."""
+        windows, size_bytes = len(session.held), sum(one.size_bytes for one in session.held)
+        self.hold(session)
+        return Load(waiting.windows - windows, waiting.size_bytes - size_bytes)
+
     def ask(self, session: Session, size_bytes: int = 0) -> None:
         """Count the size of what waits for hidden states from a session's UE, and of these; 0: nothing waits."""
         self.held = Load(self.held.windows, self.held.size_bytes + size_bytes - session.asked_bytes)

@@ -12,6 +12,7 @@ from testbed.bs.engines.base import VerifyRequest, VerifyResult
 from testbed.bs.engines.synthetic import SyntheticEngine
 from testbed.bs.intake import Intake, Offer
 from testbed.bs.pending import Round
+from testbed.bs.room import Load
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import SessionTable
 from testbed.errors import LinkTimeout
@@ -226,9 +227,12 @@ async def test_many_ues_that_only_send_ahead_do_not_stop_others() -> None:
         assert isinstance(await answer(other, mine), Verdict)
 
 
-def test_a_window_ahead_takes_no_place_from_the_one_before_it() -> None:
-    """That was refused for ever where its UE has one place: the run ended with a timeout."""
-    sessions = SessionTable(pending=2, ue_share=0.5)
+@pytest.mark.parametrize(("ue_share", "others"), [(0.5, 0), (1.0, 1)])
+def test_a_window_ahead_takes_no_place_from_the_one_before_it(ue_share: float, others: int) -> None:
+    """That was refused for ever where its UE has one place: the run ended with a timeout. Where windows of others wait,
+    one was dropped and the other refused.
+    """
+    sessions = SessionTable(pending=2, ue_share=ue_share)
     intake = Intake(Offer("synthetic", "", VOCAB, 64, (), 4096), sessions)
     ids = {"ids": np.array([3, 1, 4], np.int32)}
     intake.open(b"ue", Open(session=1, protocol="greedy", threshold=0.0, hidden_size=4), ids)
@@ -236,5 +240,7 @@ def test_a_window_ahead_takes_no_place_from_the_one_before_it() -> None:
     ahead = intake.draft(b"ue", Draft(session=1, round=1, base_len=6, guess=7), window)
     assert isinstance(ahead, tuple) and ahead[2]
     sessions.hold(ahead[0], Round(1, ahead[1], None, 0.0))
-    taken = intake.draft(b"ue", Draft(session=1, round=0, base_len=3), window, sessions.held)
+    waiting = Load(sessions.held.windows + others, sessions.held.size_bytes + others)
+    taken = intake.draft(b"ue", Draft(session=1, round=0, base_len=3), window, waiting)
     assert isinstance(taken, tuple) and not taken[2] and not ahead[0].held
+    assert sessions.held == Load(0, 0)

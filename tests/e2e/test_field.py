@@ -82,8 +82,8 @@ def test_a_rehearsal_leaves_all_that_its_analysis_needs(rehearsed: tuple[Path, d
         assert rows["far", "wisv", way]["gain"] > 0
     for way in ("field", "virtual"):  # 24 KB a round take 200 ms at 40 m, on any machine
         assert rows["near", "wisv", way]["latency_s"] < rows["far", "wisv", way]["latency_s"]
-    rates = [read_trace(out / "cells" / place / "0-wisv" / "link.csv").uplink_mbps[-1] for place in ("near", "far")]
-    assert rates[1] < rates[0]  # learnt from the rounds alone
+    learnt = read_trace(out / "cells" / "far" / "0-wisv" / "link.csv").uplink_mbps  # from the rounds alone, 100 before
+    assert learnt.min() < 60
     # greedy output depends on no link: real sockets and virtual time decode the same tokens
     assert all(
         rows[place, "greedy", way]["same_outputs"] == 1 for place in ("near", "far") for way in ("replay", "virtual")
