@@ -18,19 +18,23 @@ from testbed.errors import BadInput
 Fields: TypeAlias = dict[int, Any]
 """Fields of a struct that are wanted, by number: counts (None), structs and lists of structs, with their own fields."""
 
-ROW_GROUPS, CHUNKS, ABOUT, LENGTH, FIRST_DATA, FIRST_DICTIONARY = 4, 1, 3, 7, 9, 11
+ROW_GROUPS, CHUNKS, ROWS, ABOUT, LENGTH, FIRST_DATA, FIRST_DICTIONARY = 4, 1, 3, 3, 7, 9, 11
 """Fields of the footer, of a row group, of a column's chunk, and of what is said about it."""
-FOOTER: Fields = {ROW_GROUPS: [{CHUNKS: [{ABOUT: {LENGTH: None, FIRST_DATA: None, FIRST_DICTIONARY: None}}]}]}
+FOOTER: Fields = {
+    ROW_GROUPS: [{CHUNKS: [{ABOUT: {LENGTH: None, FIRST_DATA: None, FIRST_DICTIONARY: None}}], ROWS: None}]
+}
 UNPACKED, PACKED, VALUES, KINDS = 2, 3, 1, (5, 7, 8)
 """Fields of a page's header: its size as it is unpacked, that in the file, its number of values, and what it is in, by
 kind of page."""
 PAGE: Fields = {UNPACKED: None, PACKED: None, **{kind: {VALUES: None} for kind in KINDS}}
 
-BOOLEANS, BYTE, INTEGERS, DOUBLE, BINARY, LISTS, STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 12
+BOOLEANS, BYTE, INTEGERS, DOUBLE, BINARY, LISTS, STRUCT = (1, 2), 3, {4: 16, 5: 32, 6: 64}, 7, 8, (9, 10), 12
+"""Types; bits of integers. Readers cut off further bits."""
+SIZE_BITS = 31
 DEEPEST = 12
 """Structs and lists within each other, at most."""
 MOST_PAGES = 100_000
-MOST_FOOTER_BYTES = 2**23
+MOST_FOOTER_BYTES, MOST_HEADER_BYTES = 2**23, 2**16
 OLD_WRITER, WELL_KNOWN = (
     "parquet-mr",
     re.compile(r"parquet-mr version ([2-9]|1\.([3-9]|[1-9]\d))\.\d+( \(build [0-9a-f]*\))?"),
@@ -51,31 +55,56 @@ def page_sizes(path: Path, about: Any, columns: Collection[int]) -> Iterator[int
     """
     if OLD_WRITER in (writer := about.created_by.lower()) and not WELL_KNOWN.fullmatch(writer):
         raise BadInput(f"{path} was written by {writer!r}, whose files cannot be checked")
-    count, repeated = 0, {i for i in columns if about.schema.column(i).max_repetition_level}
+    levels = {
+        i: about.schema.column(i).max_repetition_level + about.schema.column(i).max_definition_level for i in columns
+    }
+    count = 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-        if not 0 <= begin <= len(content) - 8 <= begin + MOST_FOOTER_BYTES:
-            raise BadInput(f"{path} has a footer of more than {MOST_FOOTER_BYTES} bytes, or a damaged one")
-        footer, _ = _read(path, content, begin, FOOTER)
-        for group in footer.get(ROW_GROUPS, ()):
-            for i, chunk in enumerate(group.get(CHUNKS, ())):
-                for header in _headers(path, content, chunk.get(ABOUT, {})) if i in columns else ():
-                    values = sum(header[kind].get(VALUES, 0) for kind in KINDS if kind in header)
-                    yield max(header.get(UNPACKED, 0), (16 if i in repeated else 8) * values)
-                    if (count := count + 1) > MOST_PAGES:
-                        raise BadInput(f"{path} has more than {MOST_PAGES} pages")
+        groups, left = _row_groups(path, content, about.num_rows), len(content)
+        for i, chunk in (
+            (i, chunk) for group in groups for i, chunk in enumerate(group.get(CHUNKS, ())) if i in columns
+        ):
+            for header, size_bytes in _pages(path, content, chunk.get(ABOUT, {})):
+                count, left = count + 1, left - size_bytes
+                if count > MOST_PAGES or left < 0:
+                    raise BadInput(f"{path} has more than {MOST_PAGES} pages, or pages that overlap")
+                values = sum(header[kind].get(VALUES, 0) for kind in KINDS if kind in header)
+                yield max(header.get(UNPACKED, 0), values * 8 * max(1, levels[i] - 1))
 
 
-def _headers(path: Path, content: mmap.mmap, chunk: dict[int, int]) -> Iterator[dict[int, Any]]:
-    """Headers of the pages of a chunk."""
+def _row_groups(path: Path, content: mmap.mmap, rows: int) -> list[dict[int, Any]]:
+    """The row groups of a file with this number of rows.
+
+    Raises:
+        BadInput: a damaged footer.
+    """
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    if not 0 <= begin <= len(content) - 8 <= begin + MOST_FOOTER_BYTES:
+        raise BadInput(f"{path} has a footer of more than {MOST_FOOTER_BYTES} bytes, or a damaged one")
+    footer, _ = _read(path, content, begin, FOOTER)
+    groups: list[dict[int, Any]] = footer.get(ROW_GROUPS, [])
+    if sum(group.get(ROWS, 0) for group in groups) != rows:
+        raise BadInput(f"{path} has other rows in its row groups than in all")
+    return groups
+
+
+def _pages(path: Path, content: mmap.mmap, chunk: dict[int, int]) -> Iterator[tuple[dict[int, Any], int]]:
+    """Headers of the pages of a chunk, and the sizes of header and page in the file [bytes].
+
+    Raises:
+        BadInput: a damaged header.
+    """
     at = chunk.get(FIRST_DATA, 0)
     if 0 < chunk.get(FIRST_DICTIONARY, 0) < at:
         at = chunk[FIRST_DICTIONARY]
     end = at + chunk.get(LENGTH, 0)
     while at < end:
-        header, at = _read(path, content, at, PAGE)
-        yield header
+        begin = at
+        header, at = _read(path, content, begin, PAGE)
+        if at > begin + MOST_HEADER_BYTES:
+            raise BadInput(f"{path} has a page whose header is larger than {MOST_HEADER_BYTES} bytes")
         at += header.get(PACKED, 0)
+        yield header, at - begin
 
 
 def _read(path: Path, content: mmap.mmap, at: int, wanted: Fields) -> tuple[dict[int, Any], int]:
@@ -98,7 +127,7 @@ def _struct(content: mmap.mmap, at: int, wanted: Fields, depth: int) -> tuple[di
         if head >> 4:
             number += head >> 4
         else:
-            coded, at = _varint(content, at)
+            coded, at = _varint(content, at, 16)
             number = _signed(coded)
         if number in seen or not 0 < number < 2**15:
             raise ValueError("a field twice, or with a number of more than 16 bits")
@@ -130,14 +159,14 @@ def _value(content: mmap.mmap, at: int, kind: int, wanted: Any, depth: int) -> t
         return None, at + (8 if kind == DOUBLE else 1)
     if kind != BINARY and kind not in INTEGERS:
         raise ValueError("no Parquet file has such a field")
-    coded, at = _varint(content, at)
+    coded, at = _varint(content, at, INTEGERS.get(kind, SIZE_BITS))
     return (None, at + coded) if kind == BINARY else (_signed(coded), at)
 
 
 def _list(content: mmap.mmap, at: int, wanted: Fields | None, depth: int) -> tuple[list[Any], int]:
     """The structs of a list, if they are wanted, and the place after it."""
     head, at = content[at], at + 1
-    count, at = _varint(content, at) if head >> 4 == 15 else (head >> 4, at)
+    count, at = _varint(content, at, SIZE_BITS) if head >> 4 == 15 else (head >> 4, at)
     found = list[Any]()
     for _ in range(count):
         value, at = _value(content, at, head & 15, wanted, depth)
@@ -146,16 +175,16 @@ def _list(content: mmap.mmap, at: int, wanted: Fields | None, depth: int) -> tup
     return found, at
 
 
-def _varint(content: mmap.mmap, at: int) -> tuple[int, int]:
-    """An unsigned number in groups of seven bits, lowest first, and the place after it."""
+def _varint(content: mmap.mmap, at: int, bits: int) -> tuple[int, int]:
+    """An unsigned number of so many bits, in groups of seven, lowest first, and the place after it."""
     number = shift = 0
     while True:
         number |= (content[at] & 127) << shift
+        if number >> bits or shift > 63:
+            raise ValueError(f"a number of more than {bits} bits")
         if content[at] < 128:
             return number, at + 1
         at, shift = at + 1, shift + 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
 
 
 def _signed(coded: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> 
     """The columns of a Parquet file whose names are wanted, as a pyarrow table in which text is in dictionaries.
 
     Raises:
-        BadInput: more rows, text within lists, damaged pages, or more than `MOST_UNPACKED_BYTES`, which a few kilobytes
-            may unpack to.
+        BadInput: more rows, a column twice, text within lists, damaged pages, or more than `MOST_UNPACKED_BYTES`, which
+            a few kilobytes may unpack to.
         OSError: it cannot be read, or is no regular file.
         pyarrow.ArrowException: not a Parquet file, or a damaged one.
     """
@@ -40,8 +40,10 @@ def _table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> Any:
         raise BadInput(f"{path} has {about.num_rows} rows; at most {most_rows} are read")
     schema = about.schema.to_arrow_schema()
     names = [name for name in schema.names if wanted(name)]
+    if len(known := set(names)) < len(names):
+        raise BadInput(f"{path} has a column more than once")
     text = [name for name in names if pa.types.is_string(schema.field(name).type)]
-    numbers = [i for i in range(about.num_columns) if about.schema.column(i).path.partition(".")[0] in names]
+    numbers = [i for i in range(about.num_columns) if _within(about.schema.column(i).path, known)]
     columns = [about.schema.column(i) for i in numbers]
     if any("BYTE_ARRAY" in one.physical_type and one.path not in text for one in columns):
         raise BadInput(f"{path} has text or bytes in another form than a column of strings")
@@ -57,6 +59,12 @@ def _table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> Any:
         raise BadInput(f"{path} unpacks to more than {MOST_UNPACKED_BYTES} bytes")
     found = batches[0].schema if batches else pa.schema([schema.field(name) for name in names])
     return pa.Table.from_batches(batches, found).replace_schema_metadata(schema.metadata)
+
+
+def _within(path: str, names: Container[str]) -> bool:
+    """Whether a column of a Parquet file is one of these, or part of one; names may have dots. Long ones count, too."""
+    parts = path.split(".") if len(path) < 1000 else ()
+    return not parts or any(".".join(parts[:i]) in names for i in range(1, len(parts) + 1))
 
 
 def _unpacked_bytes(column: Any) -> int:

@@ -43,7 +43,7 @@ def test_pages_have_the_values_of_the_footer(version: str, compression: str, dic
     for i in range(about.num_columns):
         chunks = [about.row_group(group).column(i) for group in range(about.num_row_groups)]
         found = list(page_sizes(path, about, [i]))
-        values = sum(chunk.num_values for chunk in chunks) * (16 if "list" in chunks[0].path_in_schema else 8)
+        values = sum(chunk.num_values for chunk in chunks) * (24 if "list" in chunks[0].path_in_schema else 8)
         assert len(found) > (2 if i == 1 else 0) * len(chunks)
         assert values <= sum(found) <= values + sum(chunk.total_uncompressed_size for chunk in chunks)
 
@@ -79,7 +79,7 @@ def test_a_page_with_more_values_than_the_footer_states(tmp_path: Path, monkeypa
     path = tmp_path / "requests.parquet"
     hiding(path, 500_000, 10)
     assert path.stat().st_size < 3000
-    assert max(sizes(path)) == 16 * 500_000
+    assert max(sizes(path)) == 24 * 500_000
     refuse(lambda: parquet_table(path, lambda name: True, 10), BadInput, "unpacks to more than")
     refuse(lambda: load_dataset(str(path), 1), BadInput, "has a page of more than")
 
@@ -94,8 +94,20 @@ def test_a_page_with_more_values_than_the_footer_states(tmp_path: Path, monkeypa
         b"\x1c" * 20,
         b"\x15" + b"\xff" * 12,
         b"\x15\x00\x18\x02\x00",
+        b"\x15\x00\x15\x02\x15\x82\x80\x80\x80\x20\x00",
+        b"\x15\x00\x15\x02\x16" + b"\x82" + b"\x80" * 8 + b"\x02\x00",
     ],
-    ids=["field twice", "negative", "list", "number of 17 bits", "deep", "endless number", "size that is text"],
+    ids=[
+        "field twice",
+        "negative",
+        "list",
+        "field of 17 bits",
+        "deep",
+        "endless number",
+        "size that is text",
+        "size of 33 bits",
+        "size of 65 bits",
+    ],
 )
 def test_headers_that_readers_may_take_differently(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
@@ -120,6 +132,21 @@ def test_a_writer_whose_chunks_have_no_certain_end(changed: bytes, tmp_path: Pat
     refuse(lambda: sizes(path), BadInput, "whose files cannot be checked")
     path.write_bytes(content.replace(writer, b"parquet-mr version 1.13.10000000"))
     assert sizes(path)
+
+
+def test_columns_whose_names_have_dots_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**10)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a.b": [1] * 999, "c": [{"d": 1}] * 999}), path)
+    for name in ("a.b", "c"):
+        refuse(lambda name=name: parquet_table(path, name.__eq__, 999), BadInput, "unpacks to more")  # type: ignore[misc]
+
+
+def test_a_column_twice(tmp_path: Path) -> None:
+    """It was a traceback."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"]), path)
+    refuse(lambda: parquet_table(path, lambda name: True, 10), BadInput, "a column more than once")
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
