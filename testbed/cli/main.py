@@ -170,7 +170,10 @@ def _terminate(number: int, _: object) -> None:
 
 
 def _end(code: Any) -> NoReturn:
-    """End the process; after a signal without waiting for threads that cannot be stopped."""
+    """End the process; after a signal without waiting for threads that cannot be stopped. A further SIGINT ends it at
+    once.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if code in SIGNALLED and any(thread.name.startswith(UNSTOPPABLE) for thread in threading.enumerate()):
         with contextlib.suppress(OSError):
             sys.stdout.flush()

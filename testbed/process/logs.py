@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from testbed.errors import BadInput, no_descriptor
+from testbed.process.streams import stderr_waits
 
 VARIABLE = "TESTBED_LOG"
 KINDS = ("text", "json")
@@ -67,7 +68,9 @@ class _Stderr(logging.Handler):
         self.setFormatter(formatter)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record with a single call."""
+        """Write a record with a single call; it is lost where stderr keeps waiting."""
+        if stderr_waits():
+            return
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
+import pty
 import subprocess
 import sys
+import time
+import tty
 
 import pytest
+
+from testbed.cli.output import note
+from testbed.process.logs import configure
+from testbed.process.streams import stderr_waits
 
 CODE = "from testbed.process.streams import open_streams; open_streams(); "
 
@@ -27,3 +37,42 @@ def test_closed_streams_are_opened_before_other_files_take_their_numbers(redirec
 def test_characters_that_stdout_cannot_encode_are_escaped() -> None:
     done = python("print(chr(945), ascii(1))", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "\\u03b1 1\n", "")
+
+
+async def noted(text: str) -> bool:
+    """Write a line and a warning to stderr within an event loop; whether they would have waited."""
+    waits = stderr_waits()
+    note(text)
+    logging.getLogger("testbed.tests").warning(text)
+    return waits
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_event_loop_waits_for_no_terminal_that_is_stopped(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-S on its terminal, a base station stood still from its next status line on."""
+    near, far = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        tty.setcbreak(far)
+    else:
+        os.set_blocking(far, False)
+    before = logging.getLogger("testbed").handlers[:]
+    with os.fdopen(far, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        configure()
+        assert not asyncio.run(noted("first"))
+        if terminal:
+            os.write(near, b"\x13")
+        else:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(far, b"x" * 4096)
+            os.set_blocking(far, True)
+        time.sleep(0.1)
+        assert asyncio.run(noted("second")) and not stderr_waits()
+        if terminal:
+            os.write(near, b"\x11")
+        said = os.read(near, 65536)
+        assert b"first" in said and b"second" not in said
+        monkeypatch.undo()
+    logging.getLogger("testbed").handlers[:] = before
+    os.close(near)

@@ -12,10 +12,11 @@ from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from testbed.errors import BadInput, EngineError, TestbedError
+from testbed.errors import BadInput, EngineError, TestbedError, used_up
 from testbed.experiments.runs.forked import end_all
 from testbed.experiments.runs.processes import WATCH_S, check_stopped
 from testbed.process.interrupts import as_worker
+from testbed.process.threads import started_threads
 
 LOG = logging.getLogger(__name__)
 LOCAL, RAY = "local", "ray"
@@ -36,7 +37,8 @@ def pool_of(
         begin: called first in each of them, with `arguments`.
 
     Raises:
-        EngineError: something else ended one of the processes, or there are no semaphores for them.
+        EngineError: something else ended one of the processes, or there are no semaphores for them, or this process may
+            start no further ones.
     """
     context = multiprocessing.get_context("spawn")
     try:
@@ -45,7 +47,8 @@ def pool_of(
         reason = exc.strerror or exc
         raise EngineError(f"worker processes need semaphores, which are in /dev/shm on Linux: {reason}") from exc
     over = threading.Event()
-    threading.Thread(target=_kill_stopped, args=(over,), name="stopped workers", daemon=True).start()
+    watching = started_threads(1, "stopped workers")
+    watching.submit(_kill_stopped, over)
     try:
         yield pool
     except BaseException as exc:
@@ -53,9 +56,12 @@ def pool_of(
         end_all(multiprocessing.active_children())
         if isinstance(exc, BrokenProcessPool):
             raise EngineError(killed) from exc
+        if isinstance(exc, OSError | RuntimeError) and used_up(exc):
+            raise EngineError(f"no process or thread can be started: {exc}; allow more (ulimit -u)") from exc
         raise
     finally:
         over.set()
+        watching.shutdown(wait=False)
         pool.shutdown()
 
 
