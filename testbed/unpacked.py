@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,41 @@ def _within(path: str, names: Container[str]) -> bool:
 
 def _unpacked_bytes(column: Any) -> int:
     """Size of a column's values, those of a dictionary counted each time."""
-    from pyarrow import DictionaryArray, compute
+    from pyarrow import DictionaryArray, FixedSizeListArray, LargeListArray, ListArray, StructArray, compute
 
+    if isinstance(column, StructArray):
+        return sum(map(_unpacked_bytes, column.flatten()))
+    if isinstance(column, ListArray | LargeListArray | FixedSizeListArray):
+        return _unpacked_bytes(column.flatten())
     if not isinstance(column, DictionaryArray):
         return int(column.nbytes)
     return int(compute.sum(compute.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
+
+
+def parquet_rows(path: Path, at_once: int) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, whatever its size; text is read as dictionaries.
+
+    Args:
+        at_once: rows that are decoded together.
+
+    Raises:
+        BadInput: damaged pages, a page of more than `MOST_UNPACKED_BYTES`, or rows that unpack to more.
+        OSError: it cannot be read, or is no regular file.
+        pyarrow.ArrowException: not a Parquet file, or a damaged one.
+    """
+    import pyarrow.parquet as pq
+
+    regular_bytes(path)
+    about = pq.read_metadata(path)
+    leaves = [about.schema.column(i) for i in range(about.num_columns)]
+    text = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    if max(page_sizes(path, about, range(about.num_columns)), default=0) > MOST_UNPACKED_BYTES:
+        raise BadInput(f"{path} has a page of more than {MOST_UNPACKED_BYTES} bytes")
+    with pq.ParquetFile(path, read_dictionary=text) as file:
+        for batch in file.iter_batches(batch_size=at_once):
+            if sum(map(_unpacked_bytes, batch.columns)) > MOST_UNPACKED_BYTES:
+                raise BadInput(f"{path} has {at_once} rows of more than {MOST_UNPACKED_BYTES} bytes")
+            yield from batch.to_pylist()
 
 
 def npz_arrays(path: Path) -> dict[str, Any]:
@@ -92,6 +123,14 @@ def npz_arrays(path: Path) -> dict[str, Any]:
         if unpacked > MOST_UNPACKED_BYTES:
             raise BadInput(f"its arrays have {unpacked} bytes; at most {MOST_UNPACKED_BYTES}")
         with np.load(path, allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
+            arrays = {name: found[name] for name in found.files}
+        for name, array in arrays.items():
+            if (
+                array.dtype.kind == "U"
+                and array.size
+                and np.atleast_1d(array).astype("<U").view("<u4").max() > sys.maxunicode
+            ):
+                raise BadInput(f"its array {name} has characters that do not exist")
+        return arrays
     except Exception as exc:  # of zipfile, numpy, and the compressions
         raise BadInput(f"{path} is no file of arrays that can be used: {exc}") from exc

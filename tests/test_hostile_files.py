@@ -116,7 +116,10 @@ def test_arrays_that_are_damaged_or_say_that_they_are_huge(tmp_path: Path) -> No
     with zipfile.ZipFile(path, "w") as archive, archive.open("a.npy", "w") as part:
         np.lib.format.write_array_header_1_0(part, {"descr": "<f8", "fortran_order": False, "shape": (2**50,)})
     refuse(lambda: npz_arrays(path), BadInput, "no file of arrays")
-    np.savez(path, a=np.zeros(9))
+    np.savez(path, a=np.frombuffer(np.array([0x7FFFFFFF], "<u4").tobytes(), "<U1"))
+    refuse(lambda: npz_arrays(path), BadInput, "characters that do not exist")
+    np.savez(path, a=np.zeros(9), about=np.array("a radio file"), none=np.array([], "<U1"))
+    assert str(npz_arrays(path)["about"]) == "a radio file"
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\x01\x02") + 8] |= 1  # encrypted
     path.write_bytes(content)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from testbed.errors import BadInput
 from testbed.experiments.inputs.datasets import load_dataset
 from testbed.parquet_pages import page_sizes
-from testbed.unpacked import parquet_table
+from testbed.unpacked import parquet_rows, parquet_table
 from tests.support.refusals import refuse
 
 
@@ -74,8 +75,7 @@ def varint(number: int) -> bytes:
 
 def test_a_page_with_more_values_than_the_footer_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a file of 1.4 kB took 3.3 GB."""
-    for module in ("unpacked", "experiments.inputs.datasets"):
-        monkeypatch.setattr(f"testbed.{module}.MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
     path = tmp_path / "requests.parquet"
     hiding(path, 500_000, 10)
     assert path.stat().st_size < 3000
@@ -147,6 +147,34 @@ def test_a_column_twice(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"]), path)
     refuse(lambda: parquet_table(path, lambda name: True, 10), BadInput, "a column more than once")
+
+
+def test_rows_of_data_sets_are_those_of_every_writer(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    rows = [
+        {"q": f"question {i % 3}", "m": [{"role": "user", "content": "x" * i}], "l": [["a"], []], "n": i, "none": None}
+        for i in range(10)
+    ]
+    table = pa.Table.from_pylist(rows)
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+        for options in ({}, {"use_dictionary": False, "data_page_version": "2.0"}):
+            pq.write_table(table.set_column(0, "q", table["q"].cast(kind)), path, **options)
+            assert list(parquet_rows(path, 4)) == rows
+    pl.DataFrame(rows, schema_overrides={"none": pl.String}).write_parquet(path)
+    assert list(parquet_rows(path, 4)) == rows
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_of_a_data_set_that_share_a_long_text(
+    nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 rows in 3.3 kB took 7.4 GB."""
+    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
+    path, text = tmp_path / "data.parquet", "x" * 100_000
+    rows = [{"question": text}] * 20 if not nested else [{"messages": [{"role": "user", "content": text}] * 20}]
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
+    assert path.stat().st_size < 5000
+    refuse(lambda: load_dataset(str(path), 1), BadInput, "rows of more than 1048576 bytes")
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:

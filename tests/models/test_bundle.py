@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from testbed.errors import ModelError
 from testbed.models.bundle import DATA, bundled, bundled_target
 from testbed.models.card import measure, render, shortfalls
 from testbed.models.real.parity import text_ids
-from testbed.protocols.vocabulary import fingerprint
+from testbed.protocols.vocabulary import BESIDE_GGUF, fingerprint
 
 WORDS = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
 """A tokenizer without an end token."""
@@ -96,3 +99,18 @@ def test_a_damaged_pair_is_refused_in_one_line(file: str, content: str | None, s
     if content == "{" and file == "tokenizer.json":
         with pytest.raises(ModelError, match=said):
             text_ids(tmp_path / "target")
+
+
+def test_two_first_users_of_a_cache_make_the_target_at_the_same_time(tmp_path: Path) -> None:
+    """Both wrote to one temporary file: one ended with a traceback, or with a file that llama.cpp could not load."""
+    code = "from testbed.models.bundle import bundled_target; print(bundled_target(gguf=True))"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    users = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    said = {user.communicate(timeout=120)[0] for user in users}
+    assert [user.returncode for user in users] == [0, 0] and len(said) == 1
+    folder = Path(said.pop().strip()).parent
+    assert folder.is_relative_to(tmp_path)
+    assert {path.name for path in folder.iterdir()} <= {"target.gguf", *BESIDE_GGUF}

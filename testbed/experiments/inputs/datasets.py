@@ -19,8 +19,7 @@ from testbed.experiments.inputs.formats import Example, NoPrompt, examples_of
 from testbed.files import MOST_BYTES, regular_bytes
 from testbed.models.edits import edits
 from testbed.models.problems import SPLITS, generate
-from testbed.parquet_pages import page_sizes
-from testbed.unpacked import MOST_UNPACKED_BYTES
+from testbed.unpacked import parquet_rows
 
 LOG = logging.getLogger(__name__)
 BUNDLED = "bundled:"
@@ -142,17 +141,10 @@ def _text(path: Path) -> TextIO:
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     """Rows of a parquet file with their places."""
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        about = pyarrow.parquet.read_metadata(path)
-        if max(page_sizes(path, about, range(about.num_columns)), default=0) > MOST_UNPACKED_BYTES:
-            raise BadInput(f"the data set {path} has a page of more than {MOST_UNPACKED_BYTES} bytes")
-        with pyarrow.parquet.ParquetFile(path) as file:
-            batches = file.iter_batches(batch_size=PARQUET_ROWS)
-            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from ((f"{path}[{i}]", row) for i, row in enumerate(rows))
-    except (OSError, pyarrow.ArrowException) as exc:
+        yield from ((f"{path}[{i}]", row) for i, row in enumerate(parquet_rows(path, PARQUET_ROWS)))
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as exc:
         raise BadInput(f"cannot read the data set {path}: {str(exc).splitlines()[0]}") from exc
 
 

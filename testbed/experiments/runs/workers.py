@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
 from testbed.errors import BadInput, EngineError, TestbedError, used_up
@@ -40,7 +40,7 @@ def pool_of(
         EngineError: something else ended one of the processes, or there are no semaphores for them, or this process may
             start no further ones.
     """
-    context = multiprocessing.get_context("spawn")
+    context = _Context()
     try:
         pool = futures.ProcessPoolExecutor(count, context, _begin, (os.getpid(), begin, arguments))
     except OSError as exc:
@@ -48,12 +48,12 @@ def pool_of(
         raise EngineError(f"worker processes need semaphores, which are in /dev/shm on Linux: {reason}") from exc
     over = threading.Event()
     watching = started_threads(1, "stopped workers")
-    watching.submit(_kill_stopped, over)
+    watching.submit(_kill_stopped, context.started, over)
     try:
         yield pool
     except BaseException as exc:
         pool.shutdown(wait=False, cancel_futures=True)
-        end_all(multiprocessing.active_children())
+        end_all([process for process in context.started if process.is_alive()])
         if isinstance(exc, BrokenProcessPool):
             raise EngineError(killed) from exc
         if isinstance(exc, OSError | RuntimeError) and used_up(exc):
@@ -65,12 +65,25 @@ def pool_of(
         pool.shutdown()
 
 
-def _kill_stopped(over: threading.Event) -> None:
+class _Context(SpawnContext):
+    """Starts fresh processes, and remembers them."""
+
+    def __init__(self) -> None:
+        self.started: list[SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
+        """A process that is yet to start."""
+        self.started.append(process := SpawnProcess(*args, **kwargs))
+        return process
+
+
+def _kill_stopped(processes: list[SpawnProcess], over: threading.Event) -> None:
     """Kill processes that have been stopped for long: what waits for them would wait for ever."""
     since_s = dict[int, float | None]()
     while not over.wait(WATCH_S):
-        for process in multiprocessing.active_children():
-            pid = process.pid or 0
+        for process in list(processes):
+            if not (pid := process.pid):
+                continue
             try:
                 since_s[pid] = check_stopped("a worker process", pid, since_s.get(pid))
             except TestbedError as exc:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from testbed.assets.model_directory import stored_tensors
 from testbed.errors import BadInput, ModelError
+from testbed.files import whole_file
 from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.llama.origin import DIFFERENCE
 from testbed.models.export import DTypeName, export_gguf
@@ -209,15 +210,11 @@ def export_and_prove(
     if least_agreement is not None and not 0 <= least_agreement <= 1:
         raise BadInput(f"min-agreement is a share in [0, 1], not {least_agreement:g}")
     enough = AGREEMENTS.get(dtype) if least_agreement is None else least_agreement
-    unproved = out.with_name(f"{out.name}.unproved")
-    try:
+    with whole_file(out) as unproved:
         export_gguf(model_dir, unproved, dtype)
         parity = prove_parity(model_dir, unproved, dtype, text_ids(model_dir) if ids is None else ids, enough)
         if not parity.ok:
             hint = "" if dtype not in AGREEMENTS else "; --min-agreement SHARE keeps a drafter that agrees less often"
             raise ModelError(f"{model_dir}: its GGUF file computes something else, and is not kept: {parity}{hint}")
         _record(unproved, parity.hidden_diff / parity.hidden_scale)
-        unproved.replace(out)
-    finally:
-        unproved.unlink(missing_ok=True)
     return parity

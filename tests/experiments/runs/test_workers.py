@@ -52,6 +52,23 @@ def test_a_process_that_stays_stopped_is_killed(
         assert not thread.is_alive()
 
 
+def test_processes_of_others_go_on() -> None:
+    """Where a command was interrupted, all processes of `multiprocessing` in this one were ended."""
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    other.start()
+
+    def command() -> None:
+        with pool_of(1, "killed") as pool:
+            pool.submit(os.getpid).result()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert other.is_alive()
+    other.kill()
+    other.join()
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.ENOSPC])
 def test_a_machine_without_semaphores_is_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without /dev/shm there was a traceback; where it was full, the output was said to be."""
