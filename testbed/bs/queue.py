@@ -82,10 +82,10 @@ class Queue:
             batch.append(Taken(session, item, whole))
         return batch
 
-    def see(self, cached: Callable[[str], int | None]) -> None:
+    def see(self, cached: Callable[[VerifyRequest], int | None]) -> None:
         """Update what is cached of every waiting request's prefix, where the engine knows; evictions are seen by it."""
         for name, (session, item) in self._waiting.items():
-            known = cached(name)
+            known = cached(item.request)
             if known is not None and known != item.computed:
                 self._waiting[name] = (session, replace(item, computed=known))
 

@@ -21,6 +21,8 @@ from testbed.channel.limits.arrivals import KEY_AT_ONCE, KEY_PER_S, Arrivals
 from testbed.errors import BadInput, no_descriptor
 from testbed.tasks import Background
 
+ATTEMPTS = 3
+"""Attempts to read the list: a file that is moved meanwhile is missing for one of them."""
 RELOAD_S = 0.5
 """Longest delay until a change of the key directory takes effect."""
 DOMAIN = b"testbed"
@@ -52,29 +54,44 @@ class AllowList:
         """Whether a key is allowed; called by pyzmq's authenticator."""
         return key.decode("ascii", "replace") in self
 
-    def _refresh(self) -> None:
+    def _refresh(self, attempts: int = ATTEMPTS) -> None:
         """Read the list again if its files changed. One that cannot be read allows no key, except while no file
         descriptor is free: then the keys of the last list whose files are still in `clients/` remain allowed.
         """
         try:
-            found_files = [e for place in (CLIENTS, REVOKED) for e in os.scandir(self._directory / place)]
-            seen = {e.path: (e.stat().st_ctime_ns, e.stat().st_size, e.inode()) for e in found_files}
-            if seen != self._seen:
-                found = entries(self._directory)
-                gone = {e.public_key for e in found if e.revoked}
-                allowed = (e for e in found if e.public_key not in gone)
-                self._files = {e.public_key: self._directory / CLIENTS / f"{e.name}.key" for e in allowed}
-                self._seen = seen
+            self._read()
             self._short = False
         except (OSError, BadInput) as exc:
-            self._seen, was_short, self._short = None, self._short, no_descriptor(exc)
-            if not self._short:
-                LOG.warning("the list of keys cannot be read, so all clients are refused: %s", exc)
-                self._files = {}
-                return
-            self._files = {key: file for key, file in self._files.items() if os.path.isfile(file)}
-            if not was_short:
-                LOG.warning("the list of keys cannot be read, so no client is added to it: %s", exc)
+            if attempts > 1 and not no_descriptor(exc):
+                self._refresh(attempts - 1)
+            else:
+                self._unread(exc)
+
+    def _read(self) -> None:
+        """Read the list if its files changed.
+
+        Raises:
+            OSError, BadInput: it cannot be read, or one of its files was moved meanwhile, as when a key is revoked.
+        """
+        found_files = [e for place in (CLIENTS, REVOKED) for e in os.scandir(self._directory / place)]
+        seen = {e.path: (e.stat().st_ctime_ns, e.stat().st_size, e.inode()) for e in found_files}
+        if seen != self._seen:
+            found = entries(self._directory)
+            gone = {e.public_key for e in found if e.revoked}
+            allowed = (e for e in found if e.public_key not in gone)
+            self._files = {e.public_key: self._directory / CLIENTS / f"{e.name}.key" for e in allowed}
+            self._seen = seen
+
+    def _unread(self, exc: Exception) -> None:
+        """Allow no key, or those of the last list while no descriptor is free."""
+        self._seen, was_short, self._short = None, self._short, no_descriptor(exc)
+        if not self._short:
+            LOG.warning("the list of keys cannot be read, so all clients are refused: %s", exc)
+            self._files = {}
+            return
+        self._files = {key: file for key, file in self._files.items() if os.path.isfile(file)}
+        if not was_short:
+            LOG.warning("the list of keys cannot be read, so no client is added to it: %s", exc)
 
 
 class Gate:

@@ -157,8 +157,9 @@ def _check_heads(header: Header, prefix: str) -> None:
     turned = header.scalars.get(f"{prefix}rope.dimension_count", 0)
     if int(turned) > int(size) or int(turned) % 2:
         raise ValueError(f"{prefix}rope.dimension_count of {turned} in heads of {size}")
-    if int(header.scalars.get(f"{prefix}expert_used_count", 0)) > int(header.scalars.get(f"{prefix}expert_count", 0)):
-        raise ValueError("more experts are used than there are")
+    experts, used = (int(header.scalars.get(f"{prefix}expert_{name}", 0)) for name in ("count", "used_count"))
+    if not min(experts, 1) <= used <= experts:
+        raise ValueError(f"{used} of {experts} experts are used")
 
 
 def _layers(header: Header, key: str) -> list[int]:

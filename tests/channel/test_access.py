@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -352,6 +353,30 @@ def test_a_revoked_key_that_cannot_be_read_lets_nobody_in(
     refuse(lambda: entries(keys), BadInput, "damaged.key cannot be read as a key")
     damaged.unlink()
     assert known.public.decode() in AllowList(keys)
+
+
+def test_a_key_that_is_revoked_during_a_look_at_the_list_concerns_no_other(
+    keys: Path, known: ClientKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is in `clients/`, and then not: all clients were refused until the next look."""
+    monkeypatch.setattr("testbed.channel.access.RELOAD_S", 0.0)
+    leaving = load_client(new_client(keys, "leaving")).public.decode()
+    allowed, scandir = AllowList(keys), os.scandir
+
+    class Looked(list[Any]):
+        def __enter__(self) -> Looked:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def moved(place: Path) -> Looked:
+        found = Looked(scandir(place))
+        if place.name == "clients" and (place / "leaving.key").exists():
+            (place / "leaving.key").rename(keys / "revoked" / "leaving.key")
+        return found
+
+    monkeypatch.setattr("testbed.channel.access.os.scandir", moved)
+    assert known.public.decode() in allowed and leaving not in allowed
 
 
 def test_without_a_free_descriptor_the_last_list_stays_less_the_revoked(

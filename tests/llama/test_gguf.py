@@ -140,7 +140,8 @@ def changes(values: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     yield "general.alignment", 33, "general.alignment of 33"
     yield "split.count", 3, "several files"
     yield "llama.rope.scaling.type", "sideways", "rope scaling 'sideways'"
-    yield "llama.expert_used_count", 2, "more experts"
+    yield "llama.expert_used_count", 2, "2 of 0 experts are used"
+    yield "llama.expert_count", 4, "0 of 4 experts are used"
     for name in ("block_count", "context_length", "embedding_length", "attention.head_count"):
         yield f"llama.{name}", None, f"llama.{name}"
         yield f"llama.{name}", "three", f"llama.{name}"

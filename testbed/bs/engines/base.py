@@ -130,11 +130,11 @@ class VerifyEngine(ABC):
     def close(self) -> None:
         """Free the model."""
 
-    def cached(self, request: VerifyRequest) -> int:
-        """Leading tokens of a request whose keys and values the engine holds, at most all but the prefix's last; 0 also
-        where it does not know. For engines with `any_thread`.
+    def cached(self, request: VerifyRequest) -> int | None:
+        """Leading tokens of a request whose keys and values the engine holds, at most all but the prefix's last; None:
+        it does not know. Called between passes.
         """
-        return 0
+        return None
 
     def check(self, request: VerifyRequest) -> None:
         """Refuse a request that no pass can verify.

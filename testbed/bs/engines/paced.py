@@ -42,6 +42,10 @@ class PacedEngine(VerifyEngine):
             self._late_s -= left_s
         return shares
 
+    def cached(self, request: VerifyRequest) -> int | None:
+        """See `VerifyEngine.cached`."""
+        return self._engine.cached(request)
+
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`."""
         self._engine.release(session)

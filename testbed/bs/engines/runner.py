@@ -44,8 +44,8 @@ class EngineRunner(Protocol):
             waiting: whether a request waits for the next pass, so that no token is decoded ahead; from any thread.
         """
 
-    def cached(self, session: str) -> int | None:
-        """Leading tokens of a session in the prefix cache; None: the engine reports hits only after a pass."""
+    def cached(self, request: VerifyRequest) -> int | None:
+        """Leading tokens of a request that a pass would find in the cache; None: the engine reports them only then."""
 
     async def judged(self, positions: int) -> None:
         """Account for the time of judging this many positions by hidden states."""
@@ -98,7 +98,7 @@ class ThreadRunner:
             self._short = False
         self._streams = self._streams and request.ahead > 0
         self._engine.submit(request)
-        new = len(request.prefix) + len(request.draft) - self._engine.cached(request)
+        new = len(request.prefix) + len(request.draft) - (self._engine.cached(request) or 0)
         self._unfinished[request.session] = new
 
     async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
@@ -169,9 +169,9 @@ class ThreadRunner:
         else:
             done.set_result(found)
 
-    def cached(self, session: str) -> int | None:
-        """See `EngineRunner.cached`: engines report hits after a pass."""
-        return None
+    def cached(self, request: VerifyRequest) -> int | None:
+        """See `EngineRunner.cached`; unknown during a pass."""
+        return None if self._passing else self._engine.cached(request)
 
     async def judged(self, positions: int) -> None:
         """Nothing: judging took its time."""

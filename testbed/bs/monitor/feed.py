@@ -195,6 +195,8 @@ class Texts:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._open: dict[int, Detokeniser] = {}
+        self._failed = False
+        """Whether the decoder has failed on a round, whose tokens stay ids."""
 
     def spell(self, note: RoundNote) -> RoundNote:
         """The note with each token replaced by the text that it completes, often empty."""
@@ -207,8 +209,10 @@ class Texts:
         try:
             pieces: Sequence[Any] = [known.push(token) for token in note.tokens]
         except ModelError as exc:
-            LOG.warning("%s; ids are shown instead", exc)
-            self._tokenizer, self._open = None, {}
+            if not self._failed:
+                LOG.warning("%s; ids are shown instead", exc)
+            self._failed = True
+            del self._open[note.session]
             return note
         return note._replace(tokens=list(pieces))
 

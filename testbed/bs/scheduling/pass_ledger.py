@@ -192,8 +192,8 @@ class PassLedger:
             if taken is None:
                 continue
             rounds += taken.whole and share.result is not None
-            evicted += max(0, taken.pending.cached_tokens - share.cached)
             session = taken.session
+            evicted += max(0, min(session.computed, len(taken.pending.request.prefix) - 1) - share.cached)
             if session.current is not None:
                 session.current.new += share.new
                 session.current.cached = share.cached

@@ -128,7 +128,7 @@ class ProfileRunner:
         self._ended_s = self._clock.time()
         return shares
 
-    def cached(self, session: str) -> int | None:
+    def cached(self, request: VerifyRequest) -> int | None:
         """See `EngineRunner.cached`: nothing is evicted."""
         return None
 

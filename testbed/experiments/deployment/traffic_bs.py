@@ -137,9 +137,9 @@ class TrafficRunner:
             held = drafted if self._lenient or agree.all() else int(agree.argmin())
             self._cache.hold(request.session, len(request.prefix) + held)
 
-    def cached(self, session: str) -> int | None:
+    def cached(self, request: VerifyRequest) -> int | None:
         """See `EngineRunner.cached`: less than was computed where the cache has evicted some."""
-        return 0 if self._cache is None else self._cache.cached(session)
+        return 0 if self._cache is None else self._cache.cached(request.session)
 
     async def judged(self, positions: int) -> None:
         """The time of the judge's head."""

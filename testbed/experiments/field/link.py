@@ -170,6 +170,8 @@ def check_measured(document: Any) -> None:
     Raises:
         BadInput: a value is missing, of another type, or out of range, or the document has too many levels.
     """
+    if not isinstance(document, dict):
+        raise BadInput("it is no JSON object")
     level: list[Any] = [document]
     for _ in range(MOST_DEPTH):
         level = [

@@ -111,7 +111,7 @@ def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
             name: np.array([math.nan if v is None else v for v in known[column].to_pylist()], np.float64)
             for name, column in names.items()
         }
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, OverflowError) as exc:
         raise BadInput(f"{path}: the channel state is not numeric ({exc})") from exc
     if not np.isfinite(columns["t_s"]).all():
         raise BadInput(f"{path}: csi_time_s must be finite in every round with channel state")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from testbed.bs.engines.base import Share, VerifyEngine, VerifyRequest
+from testbed.bs.engines.batched import BatchedEngine
 from tests.bs.oracle import ask, check, tokens
 from tests.support.reference import Reference
 
@@ -52,6 +53,8 @@ class Traffic:
     opened: int = 0
     lost: int = 0
     """Rounds that began with fewer cached tokens than their sessions had computed, by a block or more: evictions."""
+    unforeseen: int = 0
+    """Shares of passes that found less in the cache than the engine had said before."""
 
     def run(self, passes: int, sessions: int) -> None:
         """Run a number of passes over about `sessions` sessions, and further ones until all rounds are finished."""
@@ -61,7 +64,9 @@ class Traffic:
             for session in self.sessions:
                 if session.round is None and not session.decide_at and self.passes < passes and self.rng.random() < 0.7:
                     self._submit(session)
+            known = {s.name: self.engine.cached(s.round) for s in self.sessions if s.round is not None}
             for share in self.engine.step():
+                self._foreseen(share, known[share.request.session])
                 self._finished(share)
             self.passes += 1
             self._decide()
@@ -89,6 +94,15 @@ class Traffic:
         hidden, logprobs = bool(self.rng.random() < 0.3), bool(self.rng.random() < 0.3)
         session.round = ask(session.name, session.prefix, drafted, hidden=hidden, logprobs=logprobs)
         self.engine.submit(session.round)
+
+    def _foreseen(self, share: Share, known: int | None) -> None:
+        """Check what the engine said before the pass of what it has cached; vLLM's prefix cache may hold more, and its
+        rounds may give their blocks to others.
+        """
+        if isinstance(self.engine, BatchedEngine):
+            assert share.cached == known
+        elif known is not None:
+            self.unforeseen += share.cached < known
 
     def _finished(self, share: Share) -> None:
         (session,) = (session for session in self.sessions if session.name == share.request.session)

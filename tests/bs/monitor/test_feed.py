@@ -189,6 +189,7 @@ def test_where_a_tokenizer_fails_ids_are_shown() -> None:
     assert texts.spell(note(1, [1])).tokens == ["a"]
     for session in (1, 2):
         assert texts.spell(note(session, [1, 0])).tokens == [1, 0]
+    assert texts.spell(note(2, [1])).tokens == ["a"]
 
 
 def test_without_a_tokenizer_ids_stay_ids_and_what_is_held_is_bounded() -> None:

@@ -93,4 +93,5 @@ def test_a_measurement_that_another_machine_sent_is_checked(change: dict[str, An
     check_measured(GOOD)
     assert csi_of(GOOD).rtt_ms == 5.0
     refuse(lambda: check_measured(GOOD | change), BadInput, "")
-    refuse(lambda: check_measured([]), BadInput, "")
+    for document in ([], 5, None, True, 1.5, "x"):
+        refuse(lambda document=document: check_measured(document), BadInput, "no JSON object")  # type: ignore[misc]

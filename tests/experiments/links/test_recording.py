@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from testbed.channel.csi import Csi
@@ -100,6 +102,12 @@ def test_what_is_no_run_or_knew_no_channel(tmp_path: Path) -> None:
     row = {**columns, "csi_uplink_mbps": "fast", "csi_time_s": 0.0, "csi_source": "probe"}
     results.write_parquet(tmp_path / "rounds.parquet", [row])
     refuse(lambda: record(tmp_path), BadInput, "not numeric")
+    row = {**columns, "csi_uplink_mbps": 1.0, "csi_time_s": 0.0, "csi_source": "probe"}
+    results.write_parquet(tmp_path / "rounds.parquet", [row])
+    table, late = pq.read_table(tmp_path / "rounds.parquet"), pa.array([2**62], pa.timestamp("us"))
+    at = table.column_names.index("csi_time_s")
+    pq.write_table(table.set_column(at, "csi_time_s", late), tmp_path / "rounds.parquet")
+    refuse(lambda: record(tmp_path), BadInput, "not numeric")  # such a time was a traceback
 
 
 def test_intervals_that_make_no_sense(tmp_path: Path) -> None:

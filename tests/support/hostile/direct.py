@@ -48,7 +48,7 @@ class Straight(EngineRunner):
         await asyncio.sleep(0)
         return self._engine.step()
 
-    def cached(self, session: str) -> None:
+    def cached(self, request: VerifyRequest) -> None:
         """Nothing is known of a prefix cache."""
 
     async def judged(self, positions: int) -> None:

@@ -190,6 +190,10 @@ class VllmEngine(VerifyEngine):
             cached=cached,
         )
 
+    def cached(self, request: VerifyRequest) -> int | None:
+        """See `VerifyEngine.cached`: known of resident sessions, without what the prefix cache may hold of others."""
+        return None if self._runner is None else self._runner.cached(request.session, request.prefix.tolist())
+
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`: the session's blocks are free at once."""
         if self._runner is not None:
