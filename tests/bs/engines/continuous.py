@@ -53,8 +53,6 @@ class Traffic:
     opened: int = 0
     lost: int = 0
     """Rounds that began with fewer cached tokens than their sessions had computed, by a block or more: evictions."""
-    unforeseen: int = 0
-    """Shares of passes that found less in the cache than the engine had said before."""
 
     def run(self, passes: int, sessions: int) -> None:
         """Run a number of passes over about `sessions` sessions, and further ones until all rounds are finished."""
@@ -96,13 +94,8 @@ class Traffic:
         self.engine.submit(session.round)
 
     def _foreseen(self, share: Share, known: int | None) -> None:
-        """Check what the engine said before the pass of what it has cached; vLLM's prefix cache may hold more, and its
-        rounds may give their blocks to others.
-        """
-        if isinstance(self.engine, BatchedEngine):
-            assert share.cached == known
-        elif known is not None:
-            self.unforeseen += share.cached < known
+        """Check what the engine said before the pass of what it has cached; vLLM's prefix cache may hold more."""
+        assert share.cached == known if isinstance(self.engine, BatchedEngine) else share.cached >= (known or 0)
 
     def _finished(self, share: Share) -> None:
         (session,) = (session for session in self.sessions if session.name == share.request.session)

@@ -76,7 +76,6 @@ def traffic(loaded: tuple[VerifyEngine, Reference], passes: int, sessions: int, 
 def test_rounds_of_all_kinds_join_between_passes(loaded: tuple[VerifyEngine, Reference]) -> None:
     found = traffic(loaded, 30, 12, seed=0)
     assert found.rounds > 80 and found.pieces > 10 and found.opened > 12
-    assert found.unforeseen < 0.05 * found.rounds
 
 
 @pytest.mark.long

@@ -191,8 +191,8 @@ class VllmEngine(VerifyEngine):
         )
 
     def cached(self, request: VerifyRequest) -> int | None:
-        """See `VerifyEngine.cached`: known of resident sessions, without what the prefix cache may hold of others."""
-        return None if self._runner is None else self._runner.cached(request.session, request.prefix.tolist())
+        """See `VerifyEngine.cached`: known of sessions that gave their blocks back, without the prefix cache."""
+        return 0 if self._runner is not None and self._runner.evicted(request.session) else None
 
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`: the session's blocks are free at once."""

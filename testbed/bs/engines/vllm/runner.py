@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from testbed.bs.engines.model_files import ModelFiles
 from testbed.bs.engines.vllm.compiled import check_compiler
 from testbed.bs.engines.vllm.models import TASK, VERIFIERS, VOCAB_KEY, WorkerExtension
 from testbed.bs.engines.vllm.prompt import VllmPrompt
-from testbed.bs.engines.vllm.resident import ResidentScheduler, common_prefix, hashing_only_new
+from testbed.bs.engines.vllm.resident import ResidentScheduler, hashing_only_new
 from testbed.errors import BadInput, ModelError
 
 LOG = logging.getLogger(__name__)
@@ -265,14 +265,9 @@ class VllmRunner:
         self._begun.clear()
         self.forget()
 
-    def cached(self, session: str, prefix: Sequence[int]) -> int | None:
-        """Leading tokens of a prefix in the blocks of a resident session, at most all but the last; None: sessions are
-        not resident.
-        """
-        if self._scheduler is None:
-            return None
-        parked = self._scheduler.parked.get(session)
-        return 0 if parked is None else common_prefix(parked.tokens, prefix, len(prefix) - 1)
+    def evicted(self, session: str) -> bool:
+        """Whether sessions are resident, and this one, which has no prompt in progress, has no blocks."""
+        return self._scheduler is not None and session not in self._scheduler.parked
 
     def release(self, session: str) -> None:
         """Drop the prompts of a session, and free its blocks."""

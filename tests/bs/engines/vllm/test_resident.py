@@ -150,6 +150,21 @@ def test_two_rounds_of_one_session_in_one_pass(
         prefix += tokens(rng, 2).tolist()
 
 
+def test_the_engine_knows_which_sessions_lost_their_blocks(
+    small: VllmEngine, reference: Reference, rng: np.random.Generator
+) -> None:
+    prompts = {name: tokens(rng, 70).tolist() for name in "abcdefgh"}
+    for name, prompt in prompts.items():
+        assert small.cached(ask(name, prompt, [])) == 0
+        verify_and_check(small, reference, ask(name, prompt, []))
+        assert small.cached(ask(name, prompt, [])) is None
+    known = {name: small.cached(ask(name, prompt, [])) for name, prompt in prompts.items()}
+    assert known["a"] == known["b"] == 0 and known["g"] is known["h"] is None
+    for name in "hga":
+        (result,) = verify_and_check(small, reference, ask(name, [*prompts[name], 1], []))
+        assert (result.cached == 70) is (name != "a")
+
+
 def test_ten_thousand_sessions_leave_no_block_behind(small: VllmEngine, rng: np.random.Generator) -> None:
     """Opened and closed, opened and dropped, opened again under the same name: `nothing_left` counts the blocks."""
     for start in range(0, 10_000, 25):
