@@ -55,9 +55,9 @@ def page_sizes(path: Path, about: Any, columns: Collection[int]) -> Iterator[int
     """
     if OLD_WRITER in (writer := about.created_by.lower()) and not WELL_KNOWN.fullmatch(writer):
         raise BadInput(f"{path} was written by {writer!r}, whose files cannot be checked")
-    levels = {
-        i: about.schema.column(i).max_repetition_level + about.schema.column(i).max_definition_level for i in columns
-    }
+    leaves = {i: about.schema.column(i) for i in columns}
+    levels = {i: leaf.max_repetition_level + leaf.max_definition_level for i, leaf in leaves.items()}
+    widths = {i: max(8, leaf.length or 0) for i, leaf in leaves.items()}
     count = 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         groups, left = _row_groups(path, content, about.num_rows), len(content)
@@ -69,7 +69,7 @@ def page_sizes(path: Path, about: Any, columns: Collection[int]) -> Iterator[int
                 if count > MOST_PAGES or left < 0:
                     raise BadInput(f"{path} has more than {MOST_PAGES} pages, or pages that overlap")
                 values = sum(header[kind].get(VALUES, 0) for kind in KINDS if kind in header)
-                yield max(header.get(UNPACKED, 0), values * 8 * max(1, levels[i] - 1))
+                yield max(header.get(UNPACKED, 0), values * (widths[i] + 8 * max(0, levels[i] - 2)))
 
 
 def _row_groups(path: Path, content: mmap.mmap, rows: int) -> list[dict[int, Any]]:

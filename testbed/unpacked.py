@@ -82,16 +82,19 @@ def _unpacked_bytes(column: Any) -> int:
 
 
 def parquet_rows(path: Path, at_once: int) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, whatever its size; text is read as dictionaries.
+    """The rows of a Parquet file, whatever its size, without columns of times and durations, which may have no Python
+    values; text is read as dictionaries.
 
     Args:
         at_once: rows that are decoded together.
 
     Raises:
-        BadInput: damaged pages, a page of more than `MOST_UNPACKED_BYTES`, or rows that unpack to more.
+        BadInput: damaged pages, a page of more than `MOST_UNPACKED_BYTES`, or rows that unpack to more, or have values
+            that Python has not.
         OSError: it cannot be read, or is no regular file.
         pyarrow.ArrowException: not a Parquet file, or a damaged one.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     regular_bytes(path)
@@ -100,11 +103,16 @@ def parquet_rows(path: Path, at_once: int) -> Iterator[dict[str, Any]]:
     text = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     if max(page_sizes(path, about, range(about.num_columns)), default=0) > MOST_UNPACKED_BYTES:
         raise BadInput(f"{path} has a page of more than {MOST_UNPACKED_BYTES} bytes")
+    names = [field.name for field in about.schema.to_arrow_schema() if not pa.types.is_temporal(field.type)]
     with pq.ParquetFile(path, read_dictionary=text) as file:
-        for batch in file.iter_batches(batch_size=at_once):
+        for batch in file.iter_batches(columns=names, batch_size=at_once):
             if sum(map(_unpacked_bytes, batch.columns)) > MOST_UNPACKED_BYTES:
                 raise BadInput(f"{path} has {at_once} rows of more than {MOST_UNPACKED_BYTES} bytes")
-            yield from batch.to_pylist()
+            try:
+                rows = batch.to_pylist()
+            except (OverflowError, ValueError) as exc:
+                raise BadInput(f"{path} has values that Python has not: {exc}") from exc
+            yield from rows
 
 
 def npz_arrays(path: Path) -> dict[str, Any]:

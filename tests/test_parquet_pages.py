@@ -164,6 +164,27 @@ def test_rows_of_data_sets_are_those_of_every_writer(tmp_path: Path) -> None:
     assert list(parquet_rows(path, 4)) == rows
 
 
+def test_values_of_a_fixed_size_count_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.2 kB took 10 GB."""
+    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"x": pa.array([b"x" * 10_000] * 200, pa.binary(10_000))}), path, compression="zstd")
+    assert path.stat().st_size < 5000
+    refuse(lambda: load_dataset(str(path), 1), BadInput, "a page of more than 1048576 bytes")
+
+
+def test_columns_of_times_of_a_data_set_are_left_out(tmp_path: Path) -> None:
+    """One beyond the year 9999 was a traceback, one of nanoseconds was refused."""
+    path = tmp_path / "data.parquet"
+    columns = {"question": ["2 + 2?"], "answer": ["4"]}
+    for kind in (pa.timestamp("us"), pa.timestamp("ns"), pa.duration("ns"), pa.time64("ns")):
+        pq.write_table(pa.table({**columns, "at": pa.array([2**55 + 1], kind)}), path)
+        assert list(parquet_rows(path, 4)) == [{name: values[0] for name, values in columns.items()}]
+    late = pa.StructArray.from_arrays([pa.array([2**62], pa.timestamp("us"))], ["at"])
+    pq.write_table(pa.table({**columns, "meta": late}), path)
+    refuse(lambda: load_dataset(str(path), 1), BadInput, "values that Python has not")
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_rows_of_a_data_set_that_share_a_long_text(
     nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from testbed.config import DemoConfig
-from testbed.process.streams import stderr_waits
+from testbed.process.streams import write_stderr
 from testbed.table_text import CONTROLS
 
 COLUMNS: dict[str, tuple[str, str]] = {
@@ -177,11 +177,8 @@ def for_stderr(text: str) -> str:
 
 def note(text: str) -> None:
     """One line for people, on stderr; lost if nobody reads it, or its disk is full."""
-    if stderr_waits():
-        return
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{for_stderr(text)}\n")
-        sys.stderr.flush()
+        write_stderr(f"{for_stderr(text)}\n")
 
 
 def note_power(power: Mapping[str, Any]) -> None:

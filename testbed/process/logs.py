@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 
 from testbed.errors import BadInput, no_descriptor
-from testbed.process.streams import stderr_waits
+from testbed.process.streams import write_stderr
 
 VARIABLE = "TESTBED_LOG"
 KINDS = ("text", "json")
@@ -68,12 +67,9 @@ class _Stderr(logging.Handler):
         self.setFormatter(formatter)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record with a single call; it is lost where stderr keeps waiting."""
-        if stderr_waits():
-            return
+        """Write a record with a single call."""
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
+            write_stderr(self.format(record) + "\n")
         except (OSError, ValueError):  # stderr is closed
             return
 

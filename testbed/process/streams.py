@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import select
+import stat
 import sys
 
 
@@ -28,18 +28,35 @@ def open_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def stderr_waits() -> bool:
-    """Whether a line on stderr would keep an event loop waiting, which serves others meanwhile: its terminal is stopped
-    (Ctrl-S), or nobody reads its pipe. Outside of event loops a line may wait.
+def write_stderr(text: str) -> None:
+    """Write text to stderr. Within an event loop, which serves others meanwhile, what would have to wait is lost: the
+    terminal is stopped (Ctrl-S) or hangs, or nobody reads the pipe.
+
+    Raises:
+        OSError, ValueError: stderr is closed, or its disk is full.
     """
     asyncio = sys.modules.get("asyncio")  # most commands begin without it
-    if asyncio is None:
-        return False
+    if asyncio is not None:
+        with contextlib.suppress(RuntimeError, OSError, ValueError, AttributeError):
+            asyncio.get_running_loop()
+            number = sys.stderr.fileno()
+            if stat.S_ISFIFO(os.fstat(number).st_mode) or os.isatty(number):
+                _write_at_once(number, text.encode(errors="backslashreplace"))
+                return
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _write_at_once(number: int, content: bytes) -> None:
+    """Write what a terminal or pipe takes at once, by a descriptor of its own: others of it may rely on waiting.
+
+    Raises:
+        OSError: it cannot be opened again.
+    """
+    own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        asyncio.get_running_loop()
-        number = sys.stderr.fileno()
-    except (RuntimeError, OSError, ValueError, AttributeError):
-        return False
-    poll = select.poll()
-    poll.register(number, select.POLLOUT)
-    return not poll.poll(0)
+        with contextlib.suppress(BlockingIOError):
+            while content:
+                content = content[os.write(own, content) :]
+    finally:
+        os.close(own)

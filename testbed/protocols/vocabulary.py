@@ -87,6 +87,8 @@ def read_tokenizer(model: Path) -> Tokenizer:
         raise ModelError(f"{path} cannot be read as a tokenizer: {exc}") from exc
     if not tokenizer.get_vocab_size():
         raise ModelError(f"{path} has no tokens")
+    tokenizer.no_truncation()  # left in the file by whoever called it last, and without effect in transformers
+    tokenizer.no_padding()
     return tokenizer
 
 

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 import tty
+from collections.abc import Iterator
 
 import pytest
 
 from testbed.cli.output import note
 from testbed.process.logs import configure
-from testbed.process.streams import stderr_waits
 
 CODE = "from testbed.process.streams import open_streams; open_streams(); "
 
@@ -39,40 +39,71 @@ def test_characters_that_stdout_cannot_encode_are_escaped() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "\\u03b1 1\n", "")
 
 
-async def noted(text: str) -> bool:
-    """Write a line and a warning to stderr within an event loop; whether they would have waited."""
-    waits = stderr_waits()
+async def noted(text: str, size: int = 0) -> None:
+    """Write a line and a warning to stderr within an event loop."""
     note(text)
-    logging.getLogger("testbed.tests").warning(text)
-    return waits
+    logging.getLogger("testbed.tests").warning("%s of %s", text, "x" * size)
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_an_event_loop_waits_for_no_terminal_that_is_stopped(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After Ctrl-S on its terminal, a base station stood still from its next status line on."""
+def read_all(near: int) -> bytes:
+    os.set_blocking(near, False)
+    said = b""
+    with contextlib.suppress(OSError):
+        while found := os.read(near, 65536):
+            said += found
+    return said
+
+
+@contextlib.contextmanager
+def stderr(terminal: bool) -> Iterator[tuple[int, int]]:
+    """A terminal or pipe as stderr: the other end, and its own."""
     near, far = pty.openpty() if terminal else os.pipe()
     if terminal:
         tty.setcbreak(far)
-    else:
-        os.set_blocking(far, False)
-    before = logging.getLogger("testbed").handlers[:]
-    with os.fdopen(far, "w") as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
+    handlers, before = logging.getLogger("testbed").handlers[:], sys.stderr
+    with os.fdopen(far, "w") as stream:
+        sys.stderr = stream
         configure()
-        assert not asyncio.run(noted("first"))
-        if terminal:
-            os.write(near, b"\x13")
-        else:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    os.write(far, b"x" * 4096)
-            os.set_blocking(far, True)
-        time.sleep(0.1)
-        assert asyncio.run(noted("second")) and not stderr_waits()
-        if terminal:
-            os.write(near, b"\x11")
-        said = os.read(near, 65536)
-        assert b"first" in said and b"second" not in said
-        monkeypatch.undo()
-    logging.getLogger("testbed").handlers[:] = before
+        try:
+            yield near, far
+        finally:
+            sys.stderr = before
+            logging.getLogger("testbed").handlers[:] = handlers
+            read_all(near)  # closing waits for what is written
     os.close(near)
+
+
+def fill(far: int) -> None:
+    own = os.open(f"/proc/self/fd/{far}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    for size in (4096, 64, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(own, b"." * size)
+    os.close(own)
+
+
+def test_an_event_loop_waits_for_no_terminal_that_is_stopped() -> None:
+    """After Ctrl-S on its terminal, a base station stood still from its next status line on."""
+    with stderr(terminal=True) as (near, _):
+        asyncio.run(noted("first"))
+        os.write(near, b"\x13")
+        time.sleep(0.1)
+        asyncio.run(noted("second"))
+        os.write(near, b"\x11")
+        time.sleep(0.1)
+        asyncio.run(noted("third"))
+        time.sleep(0.1)
+        said = read_all(near)
+    assert b"first of" in said and b"third of" in said and b"second" not in said
+
+
+@pytest.mark.parametrize("read", [0, 100, 5000])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nor_for_one_that_nobody_reads(read: int, terminal: bool) -> None:
+    """A terminal takes a line in part: one byte of room was enough to wait for the rest."""
+    with stderr(terminal) as (near, far):
+        fill(far)
+        if read:
+            os.read(near, read)
+        asyncio.run(noted("second", 50_000))
+        assert b"x" * 50_000 not in read_all(near)

@@ -335,3 +335,19 @@ def test_a_pattern_that_fails_is_an_error_of_one_line(tmp_path: Path) -> None:
     prompter = Prompter(directory)
     for prompt in (prompter.ids, prompter.raw):
         refuse(lambda prompt=prompt: prompt("a" * 40 + "b"), ModelError, "the tokenizer fails on this prompt")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("strategy", ["OnlySecond", "LongestFirst"])
+def test_truncation_and_padding_in_a_tokenizers_file_have_no_effect(strategy: str, tmp_path: Path) -> None:
+    """transformers writes what was asked last, and ignores it when it reads. Here, prompts were cut, or failed."""
+    directory = save_tokenizer(tmp_path / "model")
+    document = json.loads((directory / "tokenizer.json").read_text())
+    text = "how many apples are left of twelve " * 9
+    whole = Prompter(directory).raw(text)
+    document["truncation"] = {"direction": "Right", "max_length": 8, "strategy": strategy, "stride": 0}
+    document["padding"] = {
+        "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "a",
+    }  # fmt: skip
+    (directory / "tokenizer.json").write_text(json.dumps(document))
+    assert 8 < len(whole) and Prompter(directory).raw(text) == whole

@@ -130,9 +130,15 @@ class VerifyEngine(ABC):
     def close(self) -> None:
         """Free the model."""
 
-    def cached(self, request: VerifyRequest) -> int | None:
-        """Leading tokens of a request whose keys and values the engine holds, at most all but the prefix's last; None:
-        it does not know. Called between passes.
+    def cached(self, request: VerifyRequest) -> int:
+        """Leading tokens of a request whose keys and values the engine holds, at most all but the prefix's last; 0 also
+        where it does not know. For engines with `any_thread`.
+        """
+        return 0
+
+    def own(self, request: VerifyRequest) -> int | None:
+        """Those of `cached` that the request's own session holds, so that no other request of the pass can take them;
+        None: the engine does not know. Called between passes.
         """
         return None
 

@@ -76,6 +76,10 @@ class BatchedEngine(VerifyEngine):
         known = self._prompts.get(request.session)
         return 0 if known is None else common_prefix(known, request.prefix, len(request.prefix) - 1)
 
+    def own(self, request: VerifyRequest) -> int | None:
+        """See `VerifyEngine.own`; by default all of `cached`."""
+        return self.cached(request)
+
     def held(self) -> Collection[str]:
         """Sessions whose keys and values the engine holds, the least recently used first, where it has a place for
         `max_requests` of them; by default none.

@@ -122,6 +122,10 @@ class LlamaEngine(BatchedEngine):
             return 0 if grown is None else grown[1]
         return common_prefix(session.ids, request.prefix, len(request.prefix) - 1)
 
+    def own(self, request: VerifyRequest) -> int | None:
+        """See `VerifyEngine.own`: a text of an unused sequence serves only one of the sessions that continue it."""
+        return self.cached(request) if request.session in self._sessions else 0
+
     def held(self) -> Collection[str]:
         """See `BatchedEngine.held`."""
         return self._sessions.keys()

@@ -42,9 +42,9 @@ class PacedEngine(VerifyEngine):
             self._late_s -= left_s
         return shares
 
-    def cached(self, request: VerifyRequest) -> int | None:
-        """See `VerifyEngine.cached`."""
-        return self._engine.cached(request)
+    def own(self, request: VerifyRequest) -> int | None:
+        """See `VerifyEngine.own`."""
+        return self._engine.own(request)
 
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`."""

@@ -45,7 +45,7 @@ class EngineRunner(Protocol):
         """
 
     def cached(self, request: VerifyRequest) -> int | None:
-        """Leading tokens of a request that a pass would find in the cache; None: the engine reports them only then."""
+        """Leading tokens of a request that its session has in the cache; None: the engine reports them after a pass."""
 
     async def judged(self, positions: int) -> None:
         """Account for the time of judging this many positions by hidden states."""
@@ -98,7 +98,7 @@ class ThreadRunner:
             self._short = False
         self._streams = self._streams and request.ahead > 0
         self._engine.submit(request)
-        new = len(request.prefix) + len(request.draft) - (self._engine.cached(request) or 0)
+        new = len(request.prefix) + len(request.draft) - self._engine.cached(request)
         self._unfinished[request.session] = new
 
     async def step(self, waiting: Callable[[], bool] = nobody) -> list[Share]:
@@ -171,7 +171,7 @@ class ThreadRunner:
 
     def cached(self, request: VerifyRequest) -> int | None:
         """See `EngineRunner.cached`; unknown during a pass."""
-        return None if self._passing else self._engine.cached(request)
+        return None if self._passing else self._engine.own(request)
 
     async def judged(self, positions: int) -> None:
         """Nothing: judging took its time."""

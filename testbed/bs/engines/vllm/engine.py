@@ -190,8 +190,8 @@ class VllmEngine(VerifyEngine):
             cached=cached,
         )
 
-    def cached(self, request: VerifyRequest) -> int | None:
-        """See `VerifyEngine.cached`: known of sessions that gave their blocks back, without the prefix cache."""
+    def own(self, request: VerifyRequest) -> int | None:
+        """See `VerifyEngine.own`: known of sessions that gave their blocks back, without the prefix cache."""
         return 0 if self._runner is not None and self._runner.evicted(request.session) else None
 
     def release(self, session: str) -> None:

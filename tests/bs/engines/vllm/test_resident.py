@@ -155,10 +155,10 @@ def test_the_engine_knows_which_sessions_lost_their_blocks(
 ) -> None:
     prompts = {name: tokens(rng, 70).tolist() for name in "abcdefgh"}
     for name, prompt in prompts.items():
-        assert small.cached(ask(name, prompt, [])) == 0
+        assert small.own(ask(name, prompt, [])) == 0
         verify_and_check(small, reference, ask(name, prompt, []))
-        assert small.cached(ask(name, prompt, [])) is None
-    known = {name: small.cached(ask(name, prompt, [])) for name, prompt in prompts.items()}
+        assert small.own(ask(name, prompt, [])) is None
+    known = {name: small.own(ask(name, prompt, [])) for name, prompt in prompts.items()}
     assert known["a"] == known["b"] == 0 and known["g"] is known["h"] is None
     for name in "hga":
         (result,) = verify_and_check(small, reference, ask(name, [*prompts[name], 1], []))
