@@ -42,8 +42,8 @@ OLD_WRITER, WELL_KNOWN = (
 """A writer of which old versions state chunks as too short, so that readers look for pages beyond; and newer ones."""
 
 
-def page_sizes(path: Path, about: Any, columns: Collection[int]) -> Iterator[int]:
-    """Memory that each page of some columns takes, as it is decoded [bytes].
+def page_sizes(path: Path, about: Any, columns: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Column of each page of some columns, and the memory that it takes as it is decoded [bytes].
 
     Args:
         about: the file's metadata, of pyarrow.
@@ -69,7 +69,7 @@ def page_sizes(path: Path, about: Any, columns: Collection[int]) -> Iterator[int
                 if count > MOST_PAGES or left < 0:
                     raise BadInput(f"{path} has more than {MOST_PAGES} pages, or pages that overlap")
                 values = sum(header[kind].get(VALUES, 0) for kind in KINDS if kind in header)
-                yield max(header.get(UNPACKED, 0), values * (widths[i] + 8 * max(0, levels[i] - 2)))
+                yield i, max(header.get(UNPACKED, 0), values * (widths[i] + 8 * max(0, levels[i] - 2)))
 
 
 def _row_groups(path: Path, content: mmap.mmap, rows: int) -> list[dict[int, Any]]:

@@ -23,7 +23,7 @@ from tests.support.refusals import refuse
 
 def sizes(path: Path) -> list[int]:
     about = pq.read_metadata(path)
-    return list(page_sizes(path, about, range(about.num_columns)))
+    return [size for _, size in page_sizes(path, about, range(about.num_columns))]
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -43,7 +43,7 @@ def test_pages_have_the_values_of_the_footer(version: str, compression: str, dic
     about = pq.read_metadata(path)
     for i in range(about.num_columns):
         chunks = [about.row_group(group).column(i) for group in range(about.num_row_groups)]
-        found = list(page_sizes(path, about, [i]))
+        found = [size for _, size in page_sizes(path, about, [i])]
         values = sum(chunk.num_values for chunk in chunks) * (24 if "list" in chunks[0].path_in_schema else 8)
         assert len(found) > (2 if i == 1 else 0) * len(chunks)
         assert values <= sum(found) <= values + sum(chunk.total_uncompressed_size for chunk in chunks)
@@ -81,7 +81,7 @@ def test_a_page_with_more_values_than_the_footer_states(tmp_path: Path, monkeypa
     assert path.stat().st_size < 3000
     assert max(sizes(path)) == 24 * 500_000
     refuse(lambda: parquet_table(path, lambda name: True, 10), BadInput, "unpacks to more than")
-    refuse(lambda: load_dataset(str(path), 1), BadInput, "has a page of more than")
+    refuse(lambda: load_dataset(str(path), 1), BadInput, "has pages of more than")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_values_of_a_fixed_size_count_with_it(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table({"x": pa.array([b"x" * 10_000] * 200, pa.binary(10_000))}), path, compression="zstd")
     assert path.stat().st_size < 5000
-    refuse(lambda: load_dataset(str(path), 1), BadInput, "a page of more than 1048576 bytes")
+    refuse(lambda: load_dataset(str(path), 1), BadInput, "pages of more than 1048576 bytes")
 
 
 def test_columns_of_times_of_a_data_set_are_left_out(tmp_path: Path) -> None:
@@ -183,6 +183,31 @@ def test_columns_of_times_of_a_data_set_are_left_out(tmp_path: Path) -> None:
     late = pa.StructArray.from_arrays([pa.array([2**62], pa.timestamp("us"))], ["at"])
     pq.write_table(pa.table({**columns, "meta": late}), path)
     refuse(lambda: load_dataset(str(path), 1), BadInput, "values that Python has not")
+
+
+def test_a_dictionary_counts_in_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch keeps a copy of it, whether its values are used or not: 17 kB took 8.8 GB."""
+    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**22)
+    path, rows = tmp_path / "rounds.parquet", 300_000
+    method = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["a", "x" * 2**20]))
+    pq.write_table(pa.table({"method": method}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 5000
+    refuse(lambda: parquet_table(path, lambda name: True, rows), BadInput, "unpacks to more than 4194304 bytes")
+
+
+def test_maps_of_a_data_set_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"m": pa.array([[("a", "b")], []], pa.map_(pa.string(), pa.string()))}), path)
+    assert list(parquet_rows(path, 4)) == [{"m": [("a", "b")]}, {"m": []}]
+
+
+def test_columns_of_a_data_set_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 columns of 200 MB each, of which no value was used, took 16 GB."""
+    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
+    path, values = tmp_path / "data.parquet", pa.array(["a", "x" * 2**17])
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 9, pa.int32()), values)
+    pq.write_table(pa.table({str(i): column for i in range(10)}), path, compression="zstd", store_schema=False)
+    refuse(lambda: load_dataset(str(path), 1), BadInput, "pages of more than 1048576 bytes")
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -215,4 +240,4 @@ def test_a_changed_byte_is_refused_or_read(at: int, byte: int, tmp_path: Path) -
     content[min(at, len(content) - 9)] = byte
     path.write_bytes(content)
     with contextlib.suppress(BadInput):
-        assert all(size >= 0 for size in page_sizes(path, about, range(about.num_columns)))
+        assert all(size >= 0 for _, size in page_sizes(path, about, range(about.num_columns)))

@@ -37,6 +37,11 @@ class _PassPart(NamedTuple):
         """Positions to compute."""
         return len(self.computed.prefix) + len(self.computed.draft) - self.cached
 
+    def share(self, result: VerifyResult) -> Share:
+        """Its share of the pass, with what was found in the cache rather than what was expected there."""
+        found = self if result.cached is None else self._replace(cached=result.cached)
+        return Share(self.submitted, found.new, found.cached, result if self.whole else None)
+
 
 class BatchedEngine(VerifyEngine):
     """Puts passes together from submitted rounds, in their order, at most one per session.
@@ -112,10 +117,7 @@ class BatchedEngine(VerifyEngine):
             self._last_passes[part.submitted.session] = self._passes
             if part.whole:
                 self._submitted.remove(part.submitted)
-        return [
-            Share(part.submitted, part.new, part.cached, result if part.whole else None)
-            for part, result in zip(parts, results, strict=True)
-        ]
+        return [part.share(result) for part, result in zip(parts, results, strict=True)]
 
     def release(self, session: str) -> None:
         """See `VerifyEngine.release`."""
