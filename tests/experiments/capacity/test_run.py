@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Scheduler
 from testbed.bs.scheduling.registry import SCHEDULERS, SchedulerEntry
@@ -204,10 +205,11 @@ def test_evictions_are_seen_before_the_pass() -> None:
     """A scheduler that limits new tokens takes fewer requests, once their prefixes are gone."""
     cache = PrefixCache(100, tail=False)
     runner = TrafficRunner(hardware(SMALL).verify, cache, VirtualClock(), linger=False)
+    rounds = [VerifyRequest(name, np.arange(90, dtype=np.int32), np.zeros(0, np.int32)) for name in "ab"]
     cache.hold("a", 80)
-    assert (runner.cached("a"), runner.cached("b")) == (80, 0)
+    assert [runner.cached(one) for one in rounds] == [80, 0]
     cache.hold("b", 60)
-    assert (runner.cached("a"), runner.cached("b")) == (0, 60)
+    assert [runner.cached(one) for one in rounds] == [0, 60]
 
 
 def test_a_small_memory_binds_and_a_large_one_does_not() -> None:
