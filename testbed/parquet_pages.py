@@ -176,7 +176,7 @@ def _list(content: mmap.mmap, at: int, wanted: Fields | None, depth: int) -> tup
 
 
 def _varint(content: mmap.mmap, at: int, bits: int) -> tuple[int, int]:
-    """An unsigned number of so many bits, in groups of seven, lowest first, and the place after it."""
+    """An unsigned number of at most `bits` bits, and the place after it. Each byte has seven bits, the lowest first."""
     number = shift = 0
     while True:
         number |= (content[at] & 127) << shift
