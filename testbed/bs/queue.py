@@ -44,11 +44,16 @@ class Queue:
         """Requests, and pieces of requests, that the engine has."""
         return list(self._running.values())
 
+    @property
+    def unfinished(self) -> list[Pending]:
+        """Requests of `running`, with what is computed of them by now."""
+        return [replace(item, computed=session.computed) for session, item, _ in self._running.values()]
+
     def pending(self) -> list[Pending]:
         """Waiting requests in order of arrival, without those of which the engine has a piece."""
         running = Counter[bytes]()
-        for session, item, _ in self._running.values():
-            running[item.ue] += replace(item, computed=session.computed).weight
+        for item in self.unfinished:
+            running[item.ue] += item.weight
         found = [item for name, (_, item) in self._waiting.items() if name not in self._running]
         return [replace(one, running_tokens=running[one.ue]) if one.ue in running else one for one in found]
 

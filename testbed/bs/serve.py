@@ -193,7 +193,13 @@ def _station(
 ) -> BaseStation:
     engine, offer, judge, estimator = loaded
     known = None if estimator is None else estimator.coefficients
-    setting = replace(_setting(config, known), kv_tokens=engine.kv_tokens, cuts=PIECE % engine.block_size == 0)
+    setting = replace(
+        _setting(config, known),
+        kv_tokens=engine.kv_tokens,
+        engine_tokens=engine.max_batch_tokens,
+        engine_sessions=engine.max_sessions,
+        cuts=PIECE % engine.block_size == 0,
+    )
     if control is not None:
         setting = replace(setting, worths=control.hints.worths)
     admission = None

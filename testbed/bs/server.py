@@ -160,7 +160,8 @@ class BaseStation:
         if repeated is None:
             now_s = self._clock.time()
             self._queue.see(self._runner.cached)
-            planned, refused = apart(self._queue.pending(), lambda waiting: self._ledger.plan(waiting, now_s))
+            running = self._queue.unfinished
+            planned, refused = apart(self._queue.pending(), lambda waiting: self._ledger.plan(waiting, now_s, running))
             failed += [(self._queue.session(item), exc) for item, exc in refused]
             repeated = self._queue.take(planned)
         failed += [(taken.session, exc) for taken in repeated if (exc := self._submit(taken)) is not None]

@@ -99,6 +99,8 @@ class VerifyEngine(ABC):
     """Tokens of a block of the prefix cache, which holds whole blocks only."""
     kv_tokens: int | None
     """Tokens whose keys and values fit the cache; None: no fixed number."""
+    max_sessions: int | None = None
+    """Sessions whose keys and values it holds; None: no fixed number."""
     any_thread: ClassVar[bool] = False
     """Whether calls may come from different threads, one at a time."""
 

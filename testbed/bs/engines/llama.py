@@ -106,7 +106,8 @@ class LlamaEngine(BatchedEngine):
         """Unused, empty sequences, in order."""
         self._kept = KeptTexts()
         """Texts of the other unused sequences."""
-        self.max_requests, self._outputs = options.sequences, options.outputs or 1
+        self.max_requests = self.max_sessions = options.sequences
+        self._outputs = options.outputs or 1
         self.model_name = str(model)
         self.vocab_size = self._llama.vocab_size(vocab_size)
         self.hidden_size = self._llama.hidden_size

@@ -21,6 +21,7 @@ class PacedEngine(VerifyEngine):
         self.model_name, self.vocab_size, self.hidden_size = engine.model_name, engine.vocab_size, engine.hidden_size
         self.max_positions, self.max_batch_tokens = engine.max_positions, engine.max_batch_tokens
         self.block_size, self.kv_tokens = engine.block_size, engine.kv_tokens
+        self.max_sessions = engine.max_sessions
 
     def submit(self, request: VerifyRequest) -> None:
         """See `VerifyEngine.submit`."""

@@ -81,7 +81,7 @@ class TransformersEngine(BatchedEngine):
         if missing := sorted(found["missing_keys"]):  # transformers would make them up
             raise ModelError(f"the weights of {target.name} lack {', '.join(missing[:3])}")
         self._sessions: OrderedDict[str, _CachedSession] = OrderedDict()
-        self._max_sessions = max_sessions
+        self.max_sessions: int = max_sessions
         self.model_name = target.name
         self.vocab_size = target.vocab_size
         self.hidden_size = target.hidden_size
@@ -109,7 +109,7 @@ class TransformersEngine(BatchedEngine):
                 result = self._judge(hidden, request, cached)
         except Exception as exc:
             raise EngineError(f"transformers failed on session {request.session}: {exc}") from exc
-        if len(self._sessions) >= self._max_sessions:
+        if len(self._sessions) >= self.max_sessions:
             del self._sessions[to_evict(self._sessions, request.session, stale=self.stale(self._sessions))]
         self._sessions[request.session] = _CachedSession(prompt, session.cache)
         return result

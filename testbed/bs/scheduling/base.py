@@ -45,6 +45,12 @@ class Scheduler(ABC):
         follows when another request arrives.
         """
 
+    def beside(self, running: Sequence[Pending]) -> Scheduler:
+        """The scheduler of a plan whose pass computes these requests, too, which the engine has not finished; requests
+        of their sessions are not planned meanwhile. By default they change nothing.
+        """
+        return self
+
     def after(self, pending: Sequence[Pending], batch: Sequence[Pending]) -> Scheduler:
         """The scheduler of the plan that follows this one, for schedulers whose batches depend on earlier ones."""
         return self

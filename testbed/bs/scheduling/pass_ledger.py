@@ -160,14 +160,14 @@ class PassLedger:
         """Time between passes that follow each other: judging, answering, planning."""
         return self._overhead.line
 
-    def plan(self, pending: Sequence[Pending], now_s: float) -> list[Pending]:
-        """The next batch."""
+    def plan(self, pending: Sequence[Pending], now_s: float, running: Sequence[Pending] = ()) -> list[Pending]:
+        """The next batch, beside what the engine has not finished."""
         pending = self._in_turn(pending)
         self._learn_overhead(pending, now_s)
         self._last = _Planned(pending, now_s)
         if not pending:
             return []
-        batch = self.scheduler.plan(pending, now_s)
+        batch = self.scheduler.beside(running).plan(pending, now_s)
         self.scheduler = self.scheduler.after(pending, batch)
         return batch
 

@@ -30,6 +30,10 @@ class SchedulerSetting:
     """Pass times (eq. 19); never None for an entry that needs them."""
     kv_tokens: int | None = None
     """Tokens whose keys and values one pass may need; None: any."""
+    engine_tokens: int | None = None
+    """New tokens of one pass of the engine; None: any."""
+    engine_sessions: int | None = None
+    """Sessions whose keys and values the engine holds; None: any."""
     chunk_tokens: int | None = None
     """New tokens of a prefix that one pass takes; None: all, or what the engine takes."""
     own_tokens: int | None = None
@@ -72,8 +76,9 @@ def _slo(setting: SchedulerSetting) -> Scheduler:
     return Slo(
         coefficients=times,
         max_requests=setting.max_requests,
-        max_tokens=setting.max_tokens,
+        max_tokens=min(setting.max_tokens, setting.engine_tokens or setting.max_tokens),
         kv_tokens=setting.kv_tokens,
+        max_sessions=setting.engine_sessions,
         protect=setting.protect,
         cuts=setting.cuts,
         hold_s=None if most is None else times.alone_s(most, 0),

@@ -14,14 +14,14 @@ deadline of the next one. With `Pending.ahead_s` = 0, each round stands alone, a
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
-from testbed.bs.pending import PIECE, Pending
+from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Heard, Scheduler, heard, others_have_rounds
-from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, UNHURRIED, Places, Rules, budget_s
+from testbed.bs.scheduling.slo_batch import Batch, TimedRequest
+from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, Rules, budget_s
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
 
@@ -31,30 +31,6 @@ The third pass is for requests before it: with two, deadlines are met in passes 
 WORTH = 2
 """Passes with prompts or with requests without a guarantee may last this many times c, however fast a guaranteed speed
 is."""
-
-Others = Callable[[bytes], bool]
-
-
-class TimedRequest(NamedTuple):
-    """A pending request as the scheduler sees it at one moment."""
-
-    pending: Pending
-    session: str
-    deadline_s: float
-    """d = arrival + τ (eq. 12)."""
-    lst_s: float
-    """Latest start time d − T̂({i}): eq. 17 without δ, which is the same for all."""
-    utility: float
-    """Expected tokens per second of pass time (eq. 16), by the time that the request adds to a pass, times their
-    worth."""
-    late: bool
-    """Whether its deadline can no longer be met, even alone and now."""
-    share_s: float
-    """T̂(B ∪ {i}) − T̂(B)."""
-    new: int
-    """Tokens to compute."""
-    kv: int
-    """Tokens whose keys and values are needed."""
 
 
 class Queues(NamedTuple):
@@ -88,6 +64,10 @@ class Slo(Scheduler):
     """New tokens of one pass; a single larger request is still taken, alone."""
     kv_tokens: int | None = None
     """Tokens whose keys and values one pass may need, M(t); a single larger request is still taken. None: any."""
+    max_sessions: int | None = None
+    """Sessions whose keys and values the engine holds. None: any number."""
+    running: Sequence[Pending] = ()
+    """What the engine has not finished."""
     guard_s: float | None = None
     """δ: how long before its latest start a request becomes critical. None: `GUARD_PASSES` passes of the waiting
     requests."""
@@ -143,7 +123,12 @@ class Slo(Scheduler):
         line = [*queues.urgent, *queues.utility]
         if self.rules.late == "last":
             line.sort(key=lambda entry: entry.late)
-        return self._fill(line, now_s, queues.critical_s, others_have_rounds(self.heard, pending, now_s))
+        others = others_have_rounds(self.heard, pending, now_s)
+        return Batch(self, line, now_s, queues.critical_s, others).filled()
+
+    def beside(self, running: Sequence[Pending]) -> Slo:
+        """See `Scheduler.beside`: the next pass has less room and time."""
+        return self if not (running or self.running) else replace(self, running=tuple(running))
 
     def after(self, pending: Sequence[Pending], batch: Sequence[Pending]) -> Slo:
         """See `Scheduler.after`: it remembers who has rounds."""
@@ -201,7 +186,7 @@ class Slo(Scheduler):
         utility = self.worths.get(item.peer, 1.0) * tokens / share_s if share_s > 0 else math.inf
         late = now_s + alone_s > deadline_s
         return TimedRequest(
-            item, item.request.session, deadline_s, deadline_s - alone_s, utility, late, share_s, new, cached + new
+            item, item.request.session, deadline_s, deadline_s - alone_s, utility, late, share_s, new, cached
         )
 
     def _pass_guard_s(self, entries: Sequence[TimedRequest]) -> float:
@@ -209,87 +194,6 @@ class Slo(Scheduler):
         size = min(len(entries), self.max_requests)
         share_s = math.fsum(entry.share_s for entry in entries) / max(1, len(entries))
         return GUARD_PASSES * (self.coefficients.c + size * share_s)
-
-    def _fill(self, line: Sequence[TimedRequest], now_s: float, critical_s: float, others: Others) -> list[Pending]:
-        """FEASIBLEADD of Algorithm 1, request by request; T̂ grows by the share of each."""
-        batch: list[Pending] = []
-        room = math.inf if self.kv_tokens is None else self.kv_tokens
-        tokens, kv, took_s, due_s = 0, 0, self.coefficients.c, math.inf
-        blocks, used = self.rules.late == "stop", Counter[bytes]()
-        places = Places([(entry.pending.ue, entry.share_s) for entry in line], took_s, self.spare_s, self.hold_s)
-        for entry in line:
-            exempt = not self.protect or (entry.late and not blocks)
-            tightest_s = due_s if exempt else min(due_s, entry.deadline_s)
-            prompt = self._cuttable(entry)
-            ue, unhurried = entry.pending.ue, entry.lst_s > max(critical_s, now_s + UNHURRIED * self.patience_s)
-            free = unhurried or entry.pending.speed_tps is None
-            room_s = places.room_s(ue, self.spare_s - took_s) if free and batch else math.inf
-            own = self._own(entry, used[ue]) if others(ue) else math.inf
-            if own < entry.new and not prompt:
-                continue
-            fits = entry.new <= min(own, self.max_tokens - tokens) and kv + entry.kv <= room
-            fits = fits and now_s + (took_s + entry.share_s) <= tightest_s and entry.share_s <= room_s
-            if prompt and self.hold_s is not None:
-                least_s = self._least_s(entry, self.hold_s) if ue not in used and entry.lst_s <= critical_s else 0.0
-                room_s = min(room_s, places.prompt_s(ue, self.hold_s - took_s, free, least_s))
-                if not (fits and entry.share_s <= room_s):
-                    spare_s = min(room_s, due_s - now_s - took_s)
-                    most = min(self._tokens(entry, spare_s), self.max_tokens - tokens, room - kv - entry.kv + entry.new)
-                    cut = _piece(entry, min(own, most if batch else max(most, PIECE)), self.coefficients)
-                    if cut is None:
-                        continue
-                    entry, tightest_s = cut, due_s
-            elif (batch or blocks) and not fits:
-                if not self.rules.filling:
-                    break
-                continue
-            batch.append(entry.pending)
-            places.take(ue)
-            used[ue] = (used[ue] or entry.pending.running_tokens) + entry.pending.weight
-            tokens, kv, took_s, due_s = tokens + entry.new, kv + entry.kv, took_s + entry.share_s, tightest_s
-            if len(batch) == self.max_requests:
-                break
-        return batch
-
-    def _own(self, entry: TimedRequest, used: int) -> float:
-        """New tokens of a request that its UE's share leaves room for; infinite for the first one, unless it is a
-        prompt that can be cut.
-        """
-        item = entry.pending
-        if self.own_tokens is None:
-            return math.inf
-        before = used or item.running_tokens
-        if before:
-            return self.own_tokens - before - (item.weight - item.new_tokens)
-        return max(self.own_tokens, PIECE) if self._cuttable(entry) else math.inf
-
-    def _least_s(self, entry: TimedRequest, hold_s: float) -> float:
-        """Time of a piece of a prompt where a pass of `hold_s` has none beside another one; else 0."""
-        piece_s = self.coefficients.share_s(PIECE + 1, entry.pending.cached_tokens)
-        return piece_s if hold_s - self.coefficients.c < 2 * piece_s else 0.0
-
-    def _cuttable(self, entry: TimedRequest) -> bool:
-        return self.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE
-
-    def _tokens(self, entry: TimedRequest, spare_s: float) -> float:
-        """New tokens of a prefix that a pass computes in `spare_s`: the root of `share_s`."""
-        times, cached = self.coefficients, entry.pending.cached_tokens
-        linear, left_s = times.a + times.b_compute * cached, spare_s - times.b_read * cached
-        if left_s <= 0:
-            return 0.0
-        if times.b_compute == 0:
-            return left_s / linear if linear > 0 else math.inf
-        return 2 * left_s / (linear + math.sqrt(linear**2 + 4 * times.b_compute * left_s))
-
-
-def _piece(entry: TimedRequest, most: float, times: Coefficients) -> TimedRequest | None:
-    """The entry with a piece of its prefix instead; None: no piece ends within `most` tokens."""
-    item, cached = entry.pending, entry.pending.cached_tokens
-    end = item.ends(int(min(most, entry.new)))
-    if not end:
-        return None
-    new = end - cached
-    return entry._replace(pending=item.piece(end), share_s=times.share_s(new, cached), new=new, kv=end)
 
 
 def _by_deadline(entry: TimedRequest) -> tuple[float, float, str]:

@@ -1,11 +1,12 @@
-"""Deadlines of rounds with a token-speed guarantee (WISP, eqs. 5 and 6), the corrections of Algorithm 1, and the places
-that requests without a guarantee leave to others.
+"""Deadlines of rounds with a token-speed guarantee (WISP, eqs. 5 and 6), the corrections of Algorithm 1, the places
+that requests without a guarantee leave to others, and the prompts that are computed at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,3 +97,35 @@ class Places:
     def take(self, ue: bytes) -> None:
         """A request of this UE is in the pass."""
         self._sum_s -= self._left_s.pop(ue, 0.0)
+
+
+class BegunPrompts:
+    """Prompts that are computed in pieces at once: at most half of the sessions and of the tokens that the engine has
+    room for, and beyond that half one of each UE that has none. With more, each would lose its place before its turn
+    came again, and none would be finished. Others wait; where one has no room, none behind it in the line has.
+
+    Args:
+        begun: UE and length of each prompt of which some is computed, or is being computed.
+        sessions: sessions whose keys and values the engine holds; None: any number.
+        tokens: tokens whose keys and values it holds; None: any number.
+    """
+
+    def __init__(self, begun: Iterable[tuple[bytes, int]], sessions: int | None, tokens: float | None) -> None:
+        self._sessions = math.inf if sessions is None else max(1, sessions // 2)
+        self._tokens = math.inf if tokens is None else tokens
+        self._counts, self._sum, self._full = Counter[bytes](), 0, set[bool]()
+        for ue, length in begun:
+            self.take(ue, length)
+
+    def room(self, ue: bytes, length: int) -> bool:
+        """Whether a prompt of this length may begin."""
+        first = not self._counts[ue]
+        count, most = (len(self._counts), self._tokens) if first else (self._counts.total(), self._tokens / 2)
+        if self._counts.total() and (count >= self._sessions or self._sum + length > most):
+            self._full |= {first, False}
+        return first not in self._full
+
+    def take(self, ue: bytes, length: int) -> None:
+        """A prompt begins."""
+        self._counts[ue] += 1
+        self._sum += length

@@ -65,6 +65,7 @@ class MemoEngine(BatchedEngine):
         self.hidden_size, self.max_positions = engine.hidden_size, engine.max_positions
         self.max_batch_tokens = engine.max_batch_tokens
         self.block_size, self.kv_tokens = engine.block_size, engine.kv_tokens
+        self.max_sessions = engine.max_sessions
         self._rows: dict[Key, _KeptRow] = {}
         self._gaps: dict[tuple[Key, int], float] = {}
         self._states: dict[Key, NDArray[np.float32]] = {}

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from testbed.bs.engines.base import VerifyRequest
 from testbed.bs.pending import Pending
-from testbed.bs.scheduling.slo import Slo, TimedRequest
+from testbed.bs.scheduling.slo import Slo
+from testbed.bs.scheduling.slo_batch import TimedRequest
 from testbed.bs.scheduling.slo_rules import COMMITTED, PRINTED, Rules, budget_s, geometric, linear
 from testbed.errors import BadInput
 from testbed.experiments.inputs.profile import InteractionVerify, PassWork
