@@ -83,13 +83,27 @@ def json_values(content: bytes | str) -> Any:
     """The values in a JSON document.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply; or a key occurs twice in an object: one of both values would
-            be lost.
+        ValueError: it is not JSON, or nested too deeply; it has integers of more than 64 bits, or half a surrogate
+            pair, which is no text; or a key occurs twice in an object: one of both values would be lost.
     """
     try:
-        return json.loads(content, object_pairs_hook=_object)
+        found = json.loads(content, object_pairs_hook=_object, parse_int=bounded_int)
+        if (b"\\u" if isinstance(content, bytes) else "\\u") in content:  # type: ignore[operator]
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
+    return found
+
+
+def bounded_int(text: str) -> int:
+    """An integer of at most 64 bits.
+
+    Raises:
+        ValueError: a larger one.
+    """
+    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

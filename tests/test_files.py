@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed import unpacked
 from testbed.config import RunConfig, load
 from testbed.errors import BadInput, ConfigError, TestbedError
 from testbed.files import MOST_BYTES, file_bytes, held, json_object, json_values, whole_file, yaml_values
-from testbed.unpacked import parquet_table
+from testbed.unpacked import parquet
+from testbed.unpacked.parquet import parquet_table
 from tests.support.refusals import refuse
 
 
@@ -31,6 +31,31 @@ def test_a_key_that_is_there_twice_is_refused(text: str, tmp_path: Path) -> None
     path.write_text(text)
     refuse(lambda: json_object(path), BadInput, "config.json", "'a' is there twice")
     assert json_values('[{"a": 1, "b": 2}, {"a": 3}]') == [{"a": 1, "b": 2}, {"a": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (r'{"a": ["\ud800"]}', "surrogates not allowed"),
+        (r'{"\udfff": 1}', "surrogates"),
+        ("[" + "9" * 400 + "]", "an integer of 400 digits"),
+        ("[18446744073709551616]", "20 digits"),
+    ],
+)
+def test_what_is_no_text_or_no_number_anywhere_is_refused(text: str, said: str) -> None:
+    """Both were tracebacks further on."""
+    for content in (text, text.encode()):
+        with pytest.raises(ValueError, match=said):
+            json_values(content)
+
+
+def test_escaped_text_and_large_integers_are_read() -> None:
+    assert json_values(r'["\ud83d\ude00", "\u00e9", 18446744073709551615, -9223372036854775808]') == [
+        "\U0001f600",
+        "é",
+        2**64 - 1,
+        -(2**63),
+    ]
 
 
 def test_a_file_takes_the_place_of_the_old_one_in_the_end(tmp_path: Path) -> None:
@@ -157,7 +182,7 @@ def test_a_configuration_without_end_is_refused() -> None:
 
 
 def test_a_parquet_file_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked, "MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr(parquet, "MOST_UNPACKED_BYTES", 2**20)
     path = tmp_path / "rounds.parquet"
 
     def written(column: Any) -> None:

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from testbed import unpacked
 from testbed.channel.formats.convert import convert
 from testbed.channel.radio.files import read_radio_file
 from testbed.channel.radio.shares import read_shares
@@ -43,7 +42,8 @@ from testbed.optim.tasks import load_problem
 from testbed.table_text import plain_cell
 from testbed.ue.drafters.recorded import load_recording
 from testbed.ue.windows.predictor import Trees, load_predictor
-from testbed.unpacked import npz_arrays
+from testbed.unpacked import arrays
+from testbed.unpacked.arrays import npz_arrays
 from tests.support.refusals import refuse
 
 DEEP = 100_000
@@ -99,7 +99,7 @@ def test_a_recording_of_arrays_within_arrays(tmp_path: Path) -> None:
 
 
 def test_arrays_that_unpack_to_more_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked, "MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr(arrays, "MOST_UNPACKED_BYTES", 2**20)
     path = tmp_path / "a.npz"
     np.savez_compressed(path, uplink_db=np.zeros((4, 2**16), np.float64), about=np.array("x"))
     assert path.stat().st_size < 2**13

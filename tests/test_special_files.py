@@ -21,7 +21,7 @@ from testbed.experiments.predictor.traces import TraceStore
 from testbed.power.files import read_samples
 from testbed.ue.prompts import _settings
 from testbed.ue.windows.predictor import load_predictor
-from testbed.unpacked import npz_arrays
+from testbed.unpacked.arrays import npz_arrays
 
 READERS: dict[str, Callable[[Path], object]] = {
     "text.csv": read_text,

@@ -12,7 +12,9 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -35,6 +37,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of a file that cannot be used."""
+TRACEBACK = "TESTBED_TRACEBACK"
+"""Environment variable for a traceback of errors that nothing expects."""
 LEAST_FILES = 128
 """Files that any command may need: modules, sockets, libraries' own."""
 MOST_CHARACTERS = 2000
@@ -95,9 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as exc:
         if isinstance(exc, OSError) and (exc.errno in FULL or (exc.errno in CLOSED and exc.filename)):
             return _unwritten(exc)
-        if not isinstance(exc, ClickError):
+        if isinstance(exc, ClickError):
+            return _usage(exc)
+        if os.environ.get(TRACEBACK):
             raise
-        return _usage(exc)
+        return _unexpected(exc)
     if code == INTERRUPTED:  # typer's answer to Ctrl-C
         return _say("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
@@ -122,6 +128,14 @@ def _unwritten(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left for stdout would raise again at exit
     code = 2 if error.errno == errno.ENAMETOOLONG else 1
     return _say(f"cannot use {error.filename or 'the output'}: {error.strerror}", code)
+
+
+def _unexpected(error: Exception) -> int:
+    """An error that nothing above expects, of the testbed itself or of a file that it does not refuse, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    own = [one for one in traceback.extract_tb(error.__traceback__) if "testbed" in Path(one.filename).parts] or [frame]
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+    return _say(f"unexpected {type(error).__name__} at {place}: {error} ({TRACEBACK}=1 shows the traceback)", 1)
 
 
 def _usage(error: Any) -> int:

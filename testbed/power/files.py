@@ -23,7 +23,7 @@ from testbed.power.sensors import tegrastats
 from testbed.power.sensors.rails import total_w, whole
 from testbed.power.series import Samples, gather
 from testbed.table_text import cell_number, check_once
-from testbed.unpacked import parquet_table
+from testbed.unpacked.parquet import parquet_table
 
 FIXED = ("time_s", "total_w", "temp_c", "throttled")
 MARK = b"testbed.power"

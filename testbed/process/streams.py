@@ -8,6 +8,9 @@ import os
 import stat
 import sys
 
+_cut = False
+"""Whether the end of the last line could not be written, so that the next one begins a line."""
+
 
 def open_streams() -> None:
     """Open standard streams that the parent has closed on /dev/null, before other files take their numbers, and let
@@ -40,7 +43,8 @@ def write_stderr(text: str) -> None:
         with contextlib.suppress(RuntimeError, OSError, ValueError, AttributeError):
             asyncio.get_running_loop()
             number = sys.stderr.fileno()
-            if stat.S_ISFIFO(os.fstat(number).st_mode) or os.isatty(number):
+            kind = os.fstat(number).st_mode
+            if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(number):
                 _write_at_once(number, text.encode(errors="backslashreplace"))
                 return
     sys.stderr.write(text)
@@ -48,15 +52,27 @@ def write_stderr(text: str) -> None:
 
 
 def _write_at_once(number: int, content: bytes) -> None:
-    """Write what a terminal or pipe takes at once, by a descriptor of its own: others of it may rely on waiting.
+    """Write what a terminal, pipe or socket takes at once. Other processes may rely on waiting, so that it is opened
+    again for that; a terminal of another user, which cannot be, does not wait for the moment.
 
     Raises:
-        OSError: it cannot be opened again.
+        OSError: it is closed.
     """
-    own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    global _cut
+    own = None
+    with contextlib.suppress(OSError):
+        own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    waits = own is None and os.get_blocking(number)
     try:
+        if waits:
+            os.set_blocking(number, False)
         with contextlib.suppress(BlockingIOError):
+            content = b"\n" * _cut + content
             while content:
-                content = content[os.write(own, content) :]
+                content = content[os.write(number if own is None else own, content) :]
+                _cut = bool(content)
     finally:
-        os.close(own)
+        if waits:
+            os.set_blocking(number, True)
+        if own is not None:
+            os.close(own)

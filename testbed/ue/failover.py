@@ -23,7 +23,7 @@ from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pon
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
-from testbed.ue.waiting.stations import StationLink, StationState, common
+from testbed.ue.waiting.stations import PROGRESS, StationLink, StationState, common
 
 LOG = logging.getLogger(__name__)
 PROBE_S = 1.0
@@ -59,7 +59,7 @@ class FailoverClient(Client):
         self._probes = itertools.count(PROBES)
         self._hello: Hello | None = None
         self._asked_s: float | None = None
-        """Since when sessions have waited without an answer to any; None: none waits."""
+        """Since when sessions have waited without `PROGRESS` of any; None: none waits."""
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
@@ -209,7 +209,8 @@ class FailoverClient(Client):
                 packet = Packet(replace(message, session=session), packet.arrays, packet.size_bytes)
         if (mailbox := self._mail.get(session)) is not None:
             mailbox.put(packet)
-            self._asked_s = self._asked_s if session < 0 else None
+            if session >= 0 and isinstance(message, PROGRESS):
+                self._asked_s = None
 
     # ------------------------------------------------------------ choosing the serving station
 
@@ -248,9 +249,9 @@ class FailoverClient(Client):
                 return
 
     def _avoid(self, station: StationState, now_s: float) -> None:
-        """Leave the serving station, which answers handshakes but no request, if there is another one."""
+        """Leave the serving station, which answers handshakes but goes on with no request, if there is another one."""
         if any(one.welcome is not None for one in self._stations if one is not station):
-            LOG.warning("%s has answered no request for %.0f s", station.address, self.timeout_s / 2)
+            LOG.warning("%s has gone on with no request for %.0f s", station.address, self.timeout_s / 2)
             station.avoided_s = now_s + self.timeout_s
             station.lose()
 

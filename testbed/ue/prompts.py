@@ -199,8 +199,8 @@ def _settings(directory: Path) -> dict[str, Any]:
             raise ModelError(f"{template} cannot be read: {exc}") from exc
     chat = settings.get("chat_template")
     if isinstance(chat, list):  # several named templates: the default one
-        named = {one.get("name"): one.get("template") for one in chat if isinstance(one, dict)}
-        chat = settings["chat_template"] = named.get("default")
+        default = [one.get("template") for one in chat if isinstance(one, dict) and one.get("name") == "default"]
+        chat = settings["chat_template"] = default[-1] if default else None
     if chat is not None and not isinstance(chat, str):
         raise ModelError(f"{path}: chat_template is not text")
     return settings

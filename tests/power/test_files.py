@@ -162,7 +162,7 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_others_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("testbed.unpacked.parquet.MOST_UNPACKED_BYTES", 2**20)
     times, path = np.arange(2000.0), tmp_path / "power.parquet"
     pq.write_table(pa.table({"time_s": times, "total_w": times, "unknown": ["a" * 1000] * 2000}), path)
     assert len(read_samples(path).time_s) == 2000

@@ -7,15 +7,18 @@ import contextlib
 import logging
 import os
 import pty
+import socket
 import subprocess
 import sys
 import time
 import tty
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from testbed.cli.output import note
+from testbed.process import streams
 from testbed.process.logs import configure
 
 CODE = "from testbed.process.streams import open_streams; open_streams(); "
@@ -82,6 +85,21 @@ def fill(far: int) -> None:
     os.close(own)
 
 
+@pytest.fixture(params=[True, False], ids=["", "of another user"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of another user's cannot be opened again."""
+    opened = os.open
+
+    def refused(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if str(path).startswith("/proc/self/fd/") and sys._getframe(1).f_globals is streams.__dict__:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, flags, *more, **options)
+
+    if not request.param:
+        monkeypatch.setattr(os, "open", refused)
+
+
+@pytest.mark.usefixtures("own")
 def test_an_event_loop_waits_for_no_terminal_that_is_stopped() -> None:
     """After Ctrl-S on its terminal, a base station stood still from its next status line on."""
     with stderr(terminal=True) as (near, _):
@@ -97,6 +115,7 @@ def test_an_event_loop_waits_for_no_terminal_that_is_stopped() -> None:
     assert b"first of" in said and b"third of" in said and b"second" not in said
 
 
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("read", [0, 100, 5000])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_nor_for_one_that_nobody_reads(read: int, terminal: bool) -> None:
@@ -106,4 +125,32 @@ def test_nor_for_one_that_nobody_reads(read: int, terminal: bool) -> None:
         if read:
             os.read(near, read)
         asyncio.run(noted("second", 50_000))
+        assert os.get_blocking(far)
         assert b"x" * 50_000 not in read_all(near)
+
+
+def test_nor_for_a_socket_that_nobody_reads() -> None:
+    """As that of a supervisor: a base station stood still."""
+    near, far = socket.socketpair()
+    before, streams._cut = sys.stderr, False
+    with near, os.fdopen(far.detach(), "w") as stream:
+        sys.stderr = stream
+        try:
+            asyncio.run(noted("first"))
+            for _ in range(10):
+                asyncio.run(noted("more", 100_000))
+            assert near.recv(5) == b"first" and os.get_blocking(stream.fileno())
+            near.close()
+        finally:
+            sys.stderr = before
+
+
+def test_a_line_that_was_cut_is_not_continued_by_the_next() -> None:
+    """Both were unreadable, as JSON for example."""
+    with stderr(terminal=False) as (near, far):
+        fill(far)
+        os.read(near, 8192)
+        asyncio.run(noted("second", 50_000))
+        read_all(near)
+        asyncio.run(noted("third"))
+        assert read_all(near).startswith(b"\nthird")

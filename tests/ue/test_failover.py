@@ -395,6 +395,28 @@ async def test_a_station_that_answers_handshakes_only_is_left_for_another_one(
         assert client.serving == where.addresses[1]  # which it does not take over from at once
 
 
+async def test_a_station_that_confirms_each_new_session_and_goes_on_with_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one whose pass never ends: while requests came, it was never left, and 8 of 10 failed."""
+    async with site() as where, roaming(where, 4.0) as client:
+        link = client._stations[0].link
+        send = link.send
+
+        async def lose(frames: Any) -> int:
+            message = decode_uplink([bytes(frame) for frame in frames]).message
+            return 0 if isinstance(message, Draft) else await send(frames)
+
+        monkeypatch.setattr(link, "send", lose)
+        requests = []
+        for _ in range(6):
+            requests.append(asyncio.create_task(decode(client, "greedy", 20)))
+            await asyncio.sleep(0.7)
+        for request in requests:
+            assert (await request).token_ids == own(PROMPT, 20)
+        assert client.moves == [where.addresses[1]]
+
+
 async def test_a_request_that_a_station_refuses_is_refused_and_moves_nobody() -> None:
     async with site() as where, roaming(where) as client:
         with pytest.raises(ProtocolError, match="token ids must lie in"):

@@ -139,7 +139,8 @@ def test_a_template_of_its_own_file_and_one_among_several(tmp_path: Path) -> Non
 
 
 def test_chat_where_there_is_no_template_is_refused(plain: Path, tmp_path: Path) -> None:
-    nameless = save_tokenizer(tmp_path / "named", [{"name": "tools", "template": "T"}])
+    odd: list[Any] = [{"name": "tools", "template": "T"}, {"name": ["default"]}, 7]
+    nameless = save_tokenizer(tmp_path / "named", odd)
     for directory in (plain, nameless):
         with pytest.raises(BadInput, match="has no chat template; use --prompt-format plain"):
             Prompter(directory, "chat")

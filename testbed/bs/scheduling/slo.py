@@ -20,8 +20,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from testbed.bs.pending import Pending
 from testbed.bs.scheduling.base import Heard, Scheduler, heard, others_have_rounds
-from testbed.bs.scheduling.slo_batch import Batch, TimedRequest
-from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, REPAIRED, Rules, budget_s
+from testbed.bs.scheduling.slo_batch import Batch, PassBounds, TimedRequest
+from testbed.bs.scheduling.slo_rules import COMMITTED, LINEAR, budget_s
 from testbed.errors import BadInput
 from testbed.optim.pass_time import Coefficients
 
@@ -45,7 +45,7 @@ class Queues(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slo(Scheduler):
+class Slo(PassBounds, Scheduler):
     """Critical requests by earliest deadline, then the rest by utility, as many as fit.
 
     With the default rules, the first request is always taken, alone if necessary. Each further one must fit the bounds,
@@ -57,17 +57,6 @@ class Slo(Scheduler):
     """
 
     learns: ClassVar[bool] = True
-    coefficients: Coefficients
-    rules: Rules = REPAIRED
-    max_requests: int = 256
-    max_tokens: int = 8192
-    """New tokens of one pass; a single larger request is still taken, alone."""
-    kv_tokens: int | None = None
-    """Tokens whose keys and values one pass may need, M(t); a single larger request is still taken. None: any."""
-    max_sessions: int | None = None
-    """Sessions whose keys and values the engine holds. None: any number."""
-    running: Sequence[Pending] = ()
-    """What the engine has not finished."""
     guard_s: float | None = None
     """δ: how long before its latest start a request becomes critical. None: `GUARD_PASSES` passes of the waiting
     requests."""
@@ -75,26 +64,12 @@ class Slo(Scheduler):
     """α of a session without measurements."""
     committed: str = "geometric"
     """One of `COMMITTED`."""
-    protect: bool = True
-    """Whether a pass stays small enough for the deadlines in it that can be met. False: it is filled to its bounds and
-    may miss deadlines: if pass time is scarce, small passes cost others more than they save."""
     spend: float = 0.5
     """Share of its lead over the guarantee that an output may lose in one round."""
-    patience_s: float = 1.0
-    """Least τ of a request without a guarantee; `Pending.turn_s` keeps them to the time that guarantees leave."""
-    spare_s: float = math.inf
-    """Longest pass that a request without a guarantee may join. `learn` sets it."""
-    hold_s: float | None = None
-    """Longest pass that an uncached prompt may cause; longer prompts are computed in pieces, so that requests that
-    arrive during the pass wait less. None: prompts are never cut."""
     cuts: bool = False
     """Whether `learn` sets `hold_s`."""
     worths: Mapping[bytes, float] = field(default_factory=dict)
     """Worth of a token of each UE, relative to others, by which utilities are multiplied; UEs that it lacks: 1."""
-    own_tokens: int | None = None
-    """Largest sum of `Pending.weight` that one UE's requests have in a pass while other UEs have rounds, guaranteed or
-    not: a low guaranteed speed binds nobody to slow rounds. The first request is always taken; of a prompt, a piece of
-    this many new tokens is. None: no bound."""
     heard: Heard = ()
 
     def __post_init__(self) -> None:

@@ -5,17 +5,46 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from testbed.bs.pending import PIECE, Pending
-from testbed.bs.scheduling.slo_rules import UNHURRIED, BegunPrompts, Places
+from testbed.bs.scheduling.slo_rules import REPAIRED, UNHURRIED, BegunPrompts, Places, Rules
 from testbed.optim.pass_time import Coefficients
-
-if TYPE_CHECKING:
-    from testbed.bs.scheduling.slo import Slo
 
 Others = Callable[[bytes], bool]
 """Whether UEs other than one have rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassBounds:
+    """What a pass may hold, and how it is filled."""
+
+    coefficients: Coefficients
+    rules: Rules = REPAIRED
+    max_requests: int = 256
+    max_tokens: int = 8192
+    """New tokens of one pass; a single larger request is still taken, alone."""
+    kv_tokens: int | None = None
+    """Tokens whose keys and values one pass may need, M(t); a single larger request is still taken. None: any."""
+    max_sessions: int | None = None
+    """Sessions whose keys and values the engine holds. None: any number."""
+    running: Sequence[Pending] = ()
+    """What the engine has not finished."""
+    protect: bool = True
+    """Whether a pass stays small enough for the deadlines in it that can be met. False: it is filled to its bounds and
+    may miss deadlines: if pass time is scarce, small passes cost others more than they save."""
+    patience_s: float = 1.0
+    """Least τ of a request without a guarantee; `Pending.turn_s` keeps them to the time that guarantees leave."""
+    spare_s: float = math.inf
+    """Longest pass that a request without a guarantee may join. `Slo.learn` sets it."""
+    hold_s: float | None = None
+    """Longest pass that an uncached prompt may cause; longer prompts are computed in pieces, so that requests that
+    arrive during the pass wait less. None: prompts are never cut."""
+    own_tokens: int | None = None
+    """Largest sum of `Pending.weight` that one UE's requests have in a pass while other UEs have rounds, guaranteed or
+    not: a low guaranteed speed binds nobody to slow rounds. The first request is always taken; of a prompt, a piece of
+    this many new tokens is. None: no bound."""
 
 
 class TimedRequest(NamedTuple):
@@ -52,13 +81,15 @@ class Batch:
     and further pieces what is left.
 
     Args:
-        how: the scheduler.
+        how: the scheduler's bounds.
         line: all requests, in the order in which they are taken.
         critical_s: see `Queues`.
         others: whether UEs other than one have rounds.
     """
 
-    def __init__(self, how: Slo, line: Sequence[TimedRequest], now_s: float, critical_s: float, others: Others) -> None:
+    def __init__(
+        self, how: PassBounds, line: Sequence[TimedRequest], now_s: float, critical_s: float, others: Others
+    ) -> None:
         self._how, self._times, self._others = how, how.coefficients, others
         self._now_s, self._critical_s = now_s, critical_s
         self._blocks = how.rules.late == "stop"

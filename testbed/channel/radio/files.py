@@ -25,7 +25,7 @@ from testbed.channel.radio.model import RadioUe, Spectrum
 from testbed.errors import BadInput
 from testbed.files import whole_file
 from testbed.options import Config, option
-from testbed.unpacked import npz_arrays
+from testbed.unpacked.arrays import npz_arrays
 
 MOST_UES, MOST_STEPS = 10_000, 2_000_000
 

@@ -27,7 +27,7 @@ from testbed.experiments.capacity.pooled import pooled
 from testbed.experiments.capacity.real_config import RealConfig, real_system
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import Report, UeOrder, run_ue
-from testbed.experiments.deployment.distortions import TOLD_S, metrics_still_s, warn_still
+from testbed.experiments.deployment.distortions import TOLD_S, StoppedWatch, metrics_still_s, warn_still
 from testbed.experiments.deployment.links import radio_section
 from testbed.experiments.links.shared import shared_radio
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
@@ -127,27 +127,28 @@ def one_load(
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         metrics = directory / "metrics.jsonl"
         bs = stack.enter_context(base_station(_serving(config, system, metrics), say=told))["bind"]
-        addresses = stack.enter_context(_links(config, ues, bs))
+        addresses, relays = stack.enter_context(_links(config, ues, bs))
+        watch = stack.enter_context(StoppedWatch(relays))
         start_s = time.monotonic() + LEAD_S + EACH_S * ues
         reports = _reports(_orders(config, system, seed, addresses, drafts, start_s), directory)
         from_s = start_s + config.warmup_s
         began_s = time.monotonic() - counted_in(metrics)["t_s"]
         still_s = metrics_still_s(metrics, METRICS_S, from_s - began_s, from_s + config.horizon_s - began_s)
-    warn_still(0.0, 0.0, [still_s], [report.still_s for report in reports])
-    return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s, still_s)
+    warn_still(0.0, watch.still_s, [still_s], [report.still_s for report in reports])
+    return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s, max(still_s, watch.still_s))
 
 
 @contextlib.contextmanager
-def _links(config: RealConfig, ues: int, bs: str) -> Iterator[Sequence[str]]:
-    """The addresses at which the UEs reach the BS, each over its own link."""
+def _links(config: RealConfig, ues: int, bs: str) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
+    """The addresses at which the UEs reach the BS, each over its own link, and the processes that relay."""
     if config.radio is not None:
         with shared_radio(radio_section(config.radio), ues, bs, config.weights) as cell:
-            yield cell.listens
+            yield cell.listens, [cell.pid]
     elif config.link.kind == "none":
-        yield [bs] * ues
+        yield [bs] * ues, []
     else:
         with proxy(config.link, bs) as ready:
-            yield ready["listens"][:ues] if config.link.shares else [ready["listen"]] * ues
+            yield ready["listens"][:ues] if config.link.shares else [ready["listen"]] * ues, [ready["pid"]]
 
 
 def _serving(config: RealConfig, system: str, metrics: Path) -> ServeConfig:

@@ -89,7 +89,7 @@ def tally(
     begins no others.
 
     Args:
-        still_s: longest standstill of the base station.
+        still_s: longest standstill of the base station and of relays.
     """
     classes: dict[str, ClassCount] = {}
     found: dict[str, list[float]] = {}

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from testbed.clock import Clock
+from testbed.process.children import is_stopped
 
 LOG = logging.getLogger(__name__)
 BEAT_S = 0.1
@@ -69,17 +70,46 @@ class BeatingThread:
             self.still_s, due_s = max(self.still_s, now_s - due_s), now_s + BEAT_S
 
 
+class StoppedWatch:
+    """Looks every `BEAT_S` whether processes are stopped (SIGSTOP), while the block runs: relays, which only pass on.
+
+    Attributes:
+        still_s: longest time for which one was.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.still_s = 0.0
+        self._since_s: dict[int, float | None] = dict.fromkeys(pids)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> StoppedWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            now_s = time.monotonic()
+            for pid, since_s in self._since_s.items():
+                begun_s = self._since_s[pid] = (since_s or now_s) if is_stopped(pid) else None
+                self.still_s = max(self.still_s, now_s - (begun_s or now_s))
+
+
 def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float) -> float:
     """Longest standstill of a base station: the largest lateness of a line of its metrics file.
 
     Args:
         interval_s: time between two lines.
-        from_s, to_s: times of the lines to begin and end with (`t_s`).
+        from_s, to_s: begin and end (`t_s`); a standstill counts whole if some of it is within.
     """
     lines = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()  # without one that is being written
     times_s = [json.loads(line)["t_s"] for line in lines]
-    within = [t_s for t_s in times_s if from_s <= t_s <= to_s]
-    return max((after - before - interval_s for before, after in pairwise(within)), default=0.0)
+    within = [(before, after) for before, after in pairwise(times_s) if after > from_s and before < to_s]
+    return max((after - before - interval_s for before, after in within), default=0.0)
 
 
 def warn_still(command_s: float, radio_s: float, stations_s: Sequence[float], ues_s: Sequence[float]) -> None:

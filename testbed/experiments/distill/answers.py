@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import BadInput
 from testbed.files import whole_file
-from testbed.unpacked import npz_arrays
+from testbed.unpacked.arrays import npz_arrays
 
 CHUNK_LANES = 4
 """Prompts of a chunk for each that is answered at a time: idle lanes at a chunk's end are few then."""

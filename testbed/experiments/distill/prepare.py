@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from testbed.assets.model_names import named
-from testbed.bs.engines.target import Target, describe, find
+from testbed.bs.engines.target import Target, describe, fields_of, find
 from testbed.errors import BadInput
 from testbed.experiments.distill.config import DistillConfig
 from testbed.experiments.distill.invented import MOST_TOKENS
@@ -42,6 +44,16 @@ class Distillation(NamedTuple):
         return longest + config.max_tokens + 1
 
 
+class _Layers(msgspec.Struct):
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=0, le=2**16)] = 0
+
+
+def _layers(model: Path) -> int:
+    """Number of the target's layers."""
+    path = model / "config.json"
+    return fields_of(json_object(path), _Layers, path).num_hidden_layers
+
+
 def prepared(config: DistillConfig) -> Distillation:
     """Check a configuration and load its prompts.
 
@@ -55,7 +67,7 @@ def prepared(config: DistillConfig) -> Distillation:
         raise BadInput(f"{model} is a file; give --target a Hugging Face directory, whose layers can be trained")
     tokenizer_file(model)
     target = describe(target_for(config.engine, config.target))
-    layers = chosen_layers(config.layers, int(json_object(model / "config.json").get("num_hidden_layers", 0)))
+    layers = chosen_layers(config.layers, _layers(model))
     check_student(model, StudentShape(layers, config.hidden), quantised=config.gguf != "f16")
     if config.vocabulary is not None:
         frequent_ids((), model, config.vocabulary, target.end_ids)

@@ -14,7 +14,9 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Optional
+
+import msgspec
 
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.field.order import FieldCell, cells_of, steps_together
@@ -23,10 +25,51 @@ from testbed.experiments.inputs.formats import row_of
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.results.directory import write_text
 from testbed.experiments.results.files import FIELD_LOG
+from testbed.files import json_values
 
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
 CONFIG, LOG, EMULATED = "config.yaml", FIELD_LOG, "emulated"
 VISIT, CELL, NOTE, RUN = "visit", "cell", "note", "run"
+Finite = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""Time [s]."""
+
+
+class _Clock(msgspec.Struct):
+    offset_s: Finite
+    error_s: Finite
+
+
+class _Measured(msgspec.Struct):
+    csi: dict[str, Any]
+    clock: Optional[_Clock] = None  # noqa: UP045
+
+
+class _Visit(msgspec.Struct):
+    time: str
+    place: str
+    measured: _Measured
+    note: str = ""
+    differs: tuple[str, ...] = ()
+
+
+class _Cell(msgspec.Struct):
+    cell: str
+    origin_s: Optional[Finite]  # noqa: UP045
+    offset_s: Finite = 0.0
+
+
+class _Note(msgspec.Struct):
+    time: str
+    place: str
+    note: str
+
+
+class _Run(msgspec.Struct):
+    id: str
+
+
+KINDS: dict[str, type] = {VISIT: _Visit, CELL: _Cell, NOTE: _Note, RUN: _Run}
+"""What lines must have, by event; lines of other events are of a later version."""
 
 
 class FieldLog:
@@ -164,12 +207,13 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
-            event = json.loads(line)
-            known = event["event"] in (VISIT, CELL, NOTE, RUN)
-        except (ValueError, KeyError, TypeError, RecursionError) as exc:
-            raise BadInput(f"{path} line {number} is invalid") from exc
-        if known:
-            found.append(event)
+            event = json_values(line)
+            kind = KINDS.get(event["event"])
+            if kind is not None:
+                msgspec.convert(event, kind)
+                found.append(event)
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:  # noqa: PERF203
+            raise BadInput(f"{path} line {number} is invalid: {exc}") from exc
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import itertools
@@ -16,10 +17,10 @@ from testbed.assets.hub import may_download
 from testbed.errors import BadInput
 from testbed.experiments.inputs.chat_prompts import chat_prompts
 from testbed.experiments.inputs.formats import Example, NoPrompt, examples_of
+from testbed.experiments.inputs.parquet_rows import parquet_rows
 from testbed.files import MOST_BYTES, regular_bytes
 from testbed.models.edits import edits
 from testbed.models.problems import SPLITS, generate
-from testbed.unpacked import parquet_rows
 
 LOG = logging.getLogger(__name__)
 BUNDLED = "bundled:"
@@ -33,8 +34,6 @@ MOST_LINE, MOST_EXAMPLES = 2**24, 2**20
 """Largest number of characters of a line, and of examples."""
 COMPRESSED = (".gz", ".parquet")
 """Ends of the names of files that may be far larger than they look."""
-PARQUET_ROWS = 256
-"""Rows of a parquet file that are read at a time."""
 
 
 def load_dataset(spec: str, limit: int | None = None, turns: bool = False) -> list[Example]:
@@ -140,12 +139,8 @@ def _text(path: Path) -> TextIO:
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     """Rows of a parquet file with their places."""
-    import pyarrow
-
-    try:
-        yield from ((f"{path}[{i}]", row) for i, row in enumerate(parquet_rows(path, PARQUET_ROWS)))
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as exc:
-        raise BadInput(f"cannot read the data set {path}: {str(exc).splitlines()[0]}") from exc
+    with contextlib.closing(parquet_rows(path)) as rows:
+        yield from ((f"{path}[{i}]", row) for i, row in enumerate(rows))
 
 
 def _parse(where: str, text: str) -> Any:

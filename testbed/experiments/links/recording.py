@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from testbed.channel.trace import COLUMNS, Trace
 from testbed.errors import BadInput
 from testbed.experiments.results.files import MOST_ROWS
-from testbed.unpacked import parquet_table
+from testbed.unpacked.parquet import parquet_table
 
 Reals = NDArray[np.float64]
 MAX_SAMPLES = 1_000_000
@@ -115,7 +115,10 @@ def _read(run_dir: Path) -> tuple[dict[str, Reals], tuple[str, ...], int]:
         raise BadInput(f"{path}: the channel state is not numeric ({exc})") from exc
     if not np.isfinite(columns["t_s"]).all():
         raise BadInput(f"{path}: csi_time_s must be finite in every round with channel state")
-    columns["t_s"] = _continued(run_dir, columns["t_s"], known)
+    try:
+        columns["t_s"] = _continued(run_dir, columns["t_s"], known)
+    except (OSError, pa.ArrowException, TypeError) as exc:  # TypeError: a method that is no text
+        raise BadInput(f"{run_dir}: cannot read requests.parquet ({exc})") from exc
     sources = tuple(sorted({str(s) for s in known["csi_source"].to_pylist()}))
     return columns, sources, table.num_rows - known.num_rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -31,6 +32,8 @@ class SharedRadio(NamedTuple):
     """Address for each UE."""
     origin_s: float
     """Start of the UEs' channels on the host's monotonic clock."""
+    pid: int
+    """The process."""
 
 
 @contextlib.contextmanager
@@ -89,7 +92,7 @@ async def _serve(radio: RadioConfig, weights: Sequence[float], target: tuple[str
 
     proxies = [Proxy(target, partial(ports, ue)) for ue in range(len(weights))]
     listens = [f"tcp://{HOST}:{await proxy.start(HOST, 0)}" for proxy in proxies]
-    line.send((tuple(listens), origin_s))
+    line.send((tuple(listens), origin_s, os.getpid()))
     with contextlib.suppress(EOFError, OSError):
         await loop.run_in_executor(None, line.recv)
     for proxy in proxies:

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import BadInput
+from testbed.experiments.inputs.datasets import MOST_EXAMPLES
 from testbed.files import claim, file_bytes, whole_file
 from testbed.protocols.codec import AnyArray
 from testbed.ue.windows.predictor import FEATURES, AcceptanceLabels
-from testbed.unpacked import npz_arrays
+from testbed.unpacked.arrays import npz_arrays
 
 LOG = logging.getLogger(__name__)
 META = "meta.json"
@@ -149,9 +150,15 @@ class TraceStore:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def missing(self) -> list[int]:
-        """Indices of chunks that are still to be collected."""
+        """Indices of chunks that are still to be collected.
+
+        Raises:
+            BadInput: of more prompts than a data set has.
+        """
+        if not 0 <= (prompts := self.meta().prompts) <= MOST_EXAMPLES:
+            raise BadInput(f"{self.directory / META} names {prompts} prompts; there are at most {MOST_EXAMPLES}")
         done = set(self.chunks())
-        return [number for number in range(-(-self.meta().prompts // CHUNK)) if number not in done]
+        return [number for number in range(-(-prompts // CHUNK)) if number not in done]
 
     def write(self, number: int, traces: Traces) -> None:
         """Write one chunk."""

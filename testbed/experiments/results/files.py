@@ -20,7 +20,7 @@ from testbed.experiments.results.directory import SCHEMA, request_rows, round_ro
 from testbed.files import whole_file
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome
-from testbed.unpacked import parquet_table
+from testbed.unpacked.parquet import parquet_table
 
 ROUNDS, REQUESTS, FIELD_LOG = "rounds.parquet", "requests.parquet", "log.jsonl"
 MARK = b"testbed.schema"

@@ -10,8 +10,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from testbed.channel.link import Link
-from testbed.protocols.messages import Welcome
+from testbed.protocols.messages import Fault, NeedHidden, Verdict, Welcome
 
+PROGRESS = (Verdict, NeedHidden, Fault)
+"""Messages by which a station goes on with a request, or says that it does not. One whose pass never ends confirms
+sessions (`Opened`), and may ask others to wait (`Busy`).
+"""
 SLOWEST_BPS = 1e6
 """Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
 

@@ -20,7 +20,7 @@ from testbed.errors import BadInput
 from testbed.files import file_bytes, make_folder, whole_file
 from testbed.ue.drafters.base import DraftToken
 from testbed.ue.windows.predictor_files import check_arrays, check_layers, check_shares
-from testbed.unpacked import npz_arrays
+from testbed.unpacked.arrays import npz_arrays
 
 FEATURES = ("top1", "entropy", "margin", "logit_std", "position")
 """WISP names four of its five features; the position in the window, from 1, is our choice of the fifth."""

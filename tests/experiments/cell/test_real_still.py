@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,28 @@ def test_a_ue_that_stood_still_is_told_of(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(radio, "LEAD_S", 0.5)
     run_cell_really(CellConfig(seconds=8.0, warmup_s=4.0, ues=(UeGroup(name="a", response=(5, 15)),)))
     assert [one for one in caplog.records if "stood still" in one.getMessage()]
+
+
+def test_standstills_of_a_base_station_count_that_begin_before_or_end_after(tmp_path: Path) -> None:
+    """One that spanned the begin of a load was in no figure."""
+    path = tmp_path / "metrics.jsonl"
+    times_s = [0.0, 1.0, 2.0, 6.0, 7.0, 8.0, 14.0, 15.0]
+    path.write_text("".join(f'{{"t_s": {t_s}}}\n' for t_s in times_s))
+    for from_s, to_s, still_s in [(3, 7.5, 3.0), (6, 8, 0.0), (6, 9, 5.0), (15, 20, 0.0), (1, 2, 0.0), (0, 20, 5.0)]:
+        assert distortions.metrics_still_s(path, 1.0, from_s, to_s) == still_s
+
+
+def test_processes_that_are_stopped_are_seen() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process, distortions.StoppedWatch([os.getpid(), process.pid]) as watch:
+        time.sleep(0.5)
+        assert watch.still_s == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        seen_s = watch.still_s
+        process.kill()
+    assert 0.5 < seen_s < 30.0
 
 
 BEATS = """

@@ -15,7 +15,7 @@ import pytest
 from testbed.config import RunConfig
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.field.devices.base import Probe, Reach
-from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field
+from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field, read_log
 from testbed.experiments.field.operator import SKIP, STOP, OperatorAnswer, Terminal, Unattended
 from testbed.experiments.field.order import cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, Method, Place
@@ -218,17 +218,42 @@ def test_the_directory_is_one_runs_and_one_processs_at_a_time(tmp_path: Path) ->
 def test_a_log_that_was_cut_off_is_mended(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with open_log(out, PLAN, False) as log:
-        log.add("visit", place="near", distance_m=2.0, measured={"rtt_ms": {"value": 1.0}}, note="", differs=[])
+        log.add("visit", place="near", distance_m=2.0, measured={"csi": {"rtt_ms": 1.0}}, note="", differs=[])
     whole = (out / LOG).read_bytes()
     (out / LOG).write_bytes(whole + b'{"event": "vis')
     assert len(read_field(out)[1].events) == 2
     with open_log(out, PLAN, False) as log:
         log.add("note", place="near", note="later")
     assert [json.loads(line)["event"] for line in (out / LOG).read_text().splitlines()] == ["run", "visit", "note"]
-    (out / LOG).write_bytes(b'{"event": "note", "note": "\xff"}\n\xff\n')
+    (out / LOG).write_bytes(b'{"event": "note", "time": "", "place": "near", "note": "\xff"}\n\xff\n')
     refuse(lambda: read_field(out), BadInput, "line 2 is invalid")
     (out / LOG).write_text("rubbish\n")
     refuse(lambda: read_field(out), BadInput, "line 1 is invalid")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "cell"},
+        {"event": "cell", "cell": "near/0-greedy", "origin_s": "now"},
+        {"event": "cell", "cell": "near/0-greedy", "origin_s": 0, "offset_s": [1]},
+        {"event": "visit"},
+        {"event": "visit", "time": "", "place": "near", "measured": 5},
+        {"event": "visit", "time": "", "place": "near", "measured": {"csi": {}, "clock": {}}},
+        {"event": "note", "place": "near"},
+        {"event": ["cell"]},
+        ["cell"],
+    ],
+)
+def test_a_line_that_lacks_something_is_refused(line: Any, tmp_path: Path) -> None:
+    """Reports ended with a traceback."""
+    (tmp_path / LOG).write_text(json.dumps(line) + "\n")
+    refuse(lambda: read_log(tmp_path), BadInput, "line 1 is invalid")
+
+
+def test_lines_of_later_versions_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text('{"event": "other"}\n{"event": "run", "id": "1", "more": 1}\n')
+    assert read_log(tmp_path) == [{"event": "run", "id": "1", "more": 1}]
 
 
 def test_a_log_that_is_a_link_is_not_mended(tmp_path: Path) -> None:

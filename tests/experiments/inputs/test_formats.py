@@ -200,7 +200,7 @@ def test_files_as_they_are_published(tmp_path: Path) -> None:
     for name in ("lines.jsonl.gz", "rows.parquet"):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(BadInput, match=f"cannot read the data set .*{name}"):
+        with pytest.raises(BadInput, match=f"cannot read .*{name}"):
             load_dataset(str(tmp_path / name))
 
 

@@ -152,3 +152,16 @@ def test_a_run_that_was_resumed_goes_on_in_time(tmp_path: Path) -> None:
         after = 10 if second[0] < 1010 else 11
         assert found.trace.uplink_mbps.tolist() == [5.0] * after + [9.0] * 3
         assert found.gaps == ((3.0, float(after)),)
+
+
+@pytest.mark.parametrize("damage", ["cut", "lists"])
+def test_requests_that_are_damaged_are_one_line(damage: str, tmp_path: Path) -> None:
+    """They were a traceback."""
+    test_a_run_that_was_resumed_goes_on_in_time(tmp_path)
+    path = tmp_path / "requests.parquet"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        results.write_parquet(path, [{"method": [1], "request": 0, "clock_unix_s": 1.0}])
+    with pytest.raises(BadInput, match=r"cannot read requests\.parquet"):
+        record(tmp_path)

@@ -225,6 +225,15 @@ def test_an_unfinished_collection_is_warned_of(tmp_path: Path, caplog: pytest.Lo
     assert not caplog.text
 
 
+@pytest.mark.parametrize("prompts", [-1, 10**13])
+def test_a_collection_of_more_prompts_than_there_can_be(prompts: int, tmp_path: Path) -> None:
+    """All missing chunks were listed: 11.7 GB."""
+    store = TraceStore(tmp_path)
+    store.create(meta(prompts=prompts))
+    with pytest.raises(BadInput, match=f"names {prompts} prompts; there are at most 1048576"):
+        store.load()
+
+
 def test_two_processes_do_not_collect_into_one_directory(tmp_path: Path) -> None:
     config = TraceCollectConfig(prompts=2, engine="transformers", max_tokens=8)
     with held(tmp_path, "not free"), pytest.raises(BadInput, match="another process collects traces"):

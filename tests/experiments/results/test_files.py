@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_refused(content: Any, words: str, tmp_path: Path
 
 
 def test_a_file_of_others_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("testbed.unpacked.parquet.MOST_UNPACKED_BYTES", 2**20)
     columns = {"method": ["fh"] * 2000, "request": [0] * 2000}
     pq.write_table(pa.table({**columns, "unknown": ["a" * 1000] * 2000}), tmp_path / "rounds.parquet")
     assert read_rounds(tmp_path).num_rows == 2000

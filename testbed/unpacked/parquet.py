@@ -1,20 +1,17 @@
-"""Tables and arrays from files that unpack to more than their size: bounded by what they unpack to."""
+"""Tables from Parquet files, which unpack to more than their size: bounded by what they unpack to."""
 
 from __future__ import annotations
 
-import sys
-import zipfile
-from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput
 from testbed.files import regular_bytes
-from testbed.parquet_pages import page_sizes
+from testbed.unpacked.pages import page_sizes
 
 MOST_UNPACKED_BYTES = 2**30
-"""Largest size of the arrays in a .npz file."""
+"""Largest size of the columns that are read."""
 
 
 def parquet_table(path: Path, wanted: Callable[[str], bool], most_rows: int) -> Any:
@@ -83,69 +80,3 @@ def _unpacked_bytes(column: Any) -> int:
         return int(column.nbytes)
     used = compute.sum(compute.binary_length(column.dictionary).take(column.indices)).as_py() or 0
     return max(int(used), int(column.dictionary.nbytes))  # each batch has a copy of it
-
-
-def parquet_rows(path: Path, at_once: int) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, whatever its size, without columns of times and durations, which may have no Python
-    values; text is read as dictionaries.
-
-    Args:
-        at_once: rows that are decoded together.
-
-    Raises:
-        BadInput: damaged pages, pages (one of each column) or rows of more than `MOST_UNPACKED_BYTES`, or values that
-            Python has not.
-        OSError: it cannot be read, or is no regular file.
-        pyarrow.ArrowException: not a Parquet file, or a damaged one.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    regular_bytes(path)
-    about = pq.read_metadata(path)
-    leaves = [about.schema.column(i) for i in range(about.num_columns)]
-    text = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    largest: Counter[int] = Counter()
-    for i, size in page_sizes(path, about, range(about.num_columns)):
-        largest[i] = max(largest[i], size)
-    if largest.total() > MOST_UNPACKED_BYTES:
-        raise BadInput(f"{path} has pages of more than {MOST_UNPACKED_BYTES} bytes, one of each column")
-    names = [field.name for field in about.schema.to_arrow_schema() if not pa.types.is_temporal(field.type)]
-    with pq.ParquetFile(path, read_dictionary=text) as file:
-        for batch in file.iter_batches(columns=names, batch_size=at_once):
-            if sum(map(_unpacked_bytes, batch.columns)) > MOST_UNPACKED_BYTES:
-                raise BadInput(f"{path} has {at_once} rows of more than {MOST_UNPACKED_BYTES} bytes")
-            try:
-                rows = batch.to_pylist()
-            except (OverflowError, ValueError) as exc:
-                raise BadInput(f"{path} has values that Python has not: {exc}") from exc
-            yield from rows
-
-
-def npz_arrays(path: Path) -> dict[str, Any]:
-    """The arrays in a .npz file by name.
-
-    Raises:
-        BadInput: unreadable, damaged, with Python objects, or of more than `MOST_UNPACKED_BYTES`, which a file of a
-            thousandth of that size may unpack to.
-    """
-    import numpy as np
-
-    try:
-        regular_bytes(path)
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(part.file_size for part in archive.infolist())  # zipfile reads no more than this
-        if unpacked > MOST_UNPACKED_BYTES:
-            raise BadInput(f"its arrays have {unpacked} bytes; at most {MOST_UNPACKED_BYTES}")
-        with np.load(path, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
-        for name, array in arrays.items():
-            if (
-                array.dtype.kind == "U"
-                and array.size
-                and np.atleast_1d(array).astype("<U").view("<u4").max() > sys.maxunicode
-            ):
-                raise BadInput(f"its array {name} has characters that do not exist")
-        return arrays
-    except Exception as exc:  # of zipfile, numpy, and the compressions
-        raise BadInput(f"{path} is no file of arrays that can be used: {exc}") from exc

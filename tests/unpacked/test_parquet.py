@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,9 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import BadInput
-from testbed.experiments.inputs.datasets import load_dataset
-from testbed.parquet_pages import page_sizes
-from testbed.unpacked import parquet_rows, parquet_table
+from testbed.unpacked.pages import page_sizes
+from testbed.unpacked.parquet import parquet_table
 from tests.support.refusals import refuse
 
 
@@ -75,13 +73,12 @@ def varint(number: int) -> bytes:
 
 def test_a_page_with_more_values_than_the_footer_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a file of 1.4 kB took 3.3 GB."""
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("testbed.unpacked.parquet.MOST_UNPACKED_BYTES", 2**20)
     path = tmp_path / "requests.parquet"
     hiding(path, 500_000, 10)
     assert path.stat().st_size < 3000
     assert max(sizes(path)) == 24 * 500_000
     refuse(lambda: parquet_table(path, lambda name: True, 10), BadInput, "unpacks to more than")
-    refuse(lambda: load_dataset(str(path), 1), BadInput, "has pages of more than")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +132,7 @@ def test_a_writer_whose_chunks_have_no_certain_end(changed: bytes, tmp_path: Pat
 
 
 def test_columns_whose_names_have_dots_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**10)
+    monkeypatch.setattr("testbed.unpacked.parquet.MOST_UNPACKED_BYTES", 2**10)
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a.b": [1] * 999, "c": [{"d": 1}] * 999}), path)
     for name in ("a.b", "c"):
@@ -149,78 +146,14 @@ def test_a_column_twice(tmp_path: Path) -> None:
     refuse(lambda: parquet_table(path, lambda name: True, 10), BadInput, "a column more than once")
 
 
-def test_rows_of_data_sets_are_those_of_every_writer(tmp_path: Path) -> None:
-    path = tmp_path / "data.parquet"
-    rows = [
-        {"q": f"question {i % 3}", "m": [{"role": "user", "content": "x" * i}], "l": [["a"], []], "n": i, "none": None}
-        for i in range(10)
-    ]
-    table = pa.Table.from_pylist(rows)
-    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
-        for options in ({}, {"use_dictionary": False, "data_page_version": "2.0"}):
-            pq.write_table(table.set_column(0, "q", table["q"].cast(kind)), path, **options)
-            assert list(parquet_rows(path, 4)) == rows
-    pl.DataFrame(rows, schema_overrides={"none": pl.String}).write_parquet(path)
-    assert list(parquet_rows(path, 4)) == rows
-
-
-def test_values_of_a_fixed_size_count_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2.2 kB took 10 GB."""
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
-    path = tmp_path / "data.parquet"
-    pq.write_table(pa.table({"x": pa.array([b"x" * 10_000] * 200, pa.binary(10_000))}), path, compression="zstd")
-    assert path.stat().st_size < 5000
-    refuse(lambda: load_dataset(str(path), 1), BadInput, "pages of more than 1048576 bytes")
-
-
-def test_columns_of_times_of_a_data_set_are_left_out(tmp_path: Path) -> None:
-    """One beyond the year 9999 was a traceback, one of nanoseconds was refused."""
-    path = tmp_path / "data.parquet"
-    columns = {"question": ["2 + 2?"], "answer": ["4"]}
-    for kind in (pa.timestamp("us"), pa.timestamp("ns"), pa.duration("ns"), pa.time64("ns")):
-        pq.write_table(pa.table({**columns, "at": pa.array([2**55 + 1], kind)}), path)
-        assert list(parquet_rows(path, 4)) == [{name: values[0] for name, values in columns.items()}]
-    late = pa.StructArray.from_arrays([pa.array([2**62], pa.timestamp("us"))], ["at"])
-    pq.write_table(pa.table({**columns, "meta": late}), path)
-    refuse(lambda: load_dataset(str(path), 1), BadInput, "values that Python has not")
-
-
 def test_a_dictionary_counts_in_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch keeps a copy of it, whether its values are used or not: 17 kB took 8.8 GB."""
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**22)
+    monkeypatch.setattr("testbed.unpacked.parquet.MOST_UNPACKED_BYTES", 2**22)
     path, rows = tmp_path / "rounds.parquet", 300_000
     method = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["a", "x" * 2**20]))
     pq.write_table(pa.table({"method": method}), path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 5000
     refuse(lambda: parquet_table(path, lambda name: True, rows), BadInput, "unpacks to more than 4194304 bytes")
-
-
-def test_maps_of_a_data_set_are_rows(tmp_path: Path) -> None:
-    path = tmp_path / "data.parquet"
-    pq.write_table(pa.table({"m": pa.array([[("a", "b")], []], pa.map_(pa.string(), pa.string()))}), path)
-    assert list(parquet_rows(path, 4)) == [{"m": [("a", "b")]}, {"m": []}]
-
-
-def test_columns_of_a_data_set_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 columns of 200 MB each, of which no value was used, took 16 GB."""
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
-    path, values = tmp_path / "data.parquet", pa.array(["a", "x" * 2**17])
-    column = pa.DictionaryArray.from_arrays(pa.array([0] * 9, pa.int32()), values)
-    pq.write_table(pa.table({str(i): column for i in range(10)}), path, compression="zstd", store_schema=False)
-    refuse(lambda: load_dataset(str(path), 1), BadInput, "pages of more than 1048576 bytes")
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_rows_of_a_data_set_that_share_a_long_text(
-    nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """60 rows in 3.3 kB took 7.4 GB."""
-    monkeypatch.setattr("testbed.unpacked.MOST_UNPACKED_BYTES", 2**20)
-    path, text = tmp_path / "data.parquet", "x" * 100_000
-    rows = [{"question": text}] * 20 if not nested else [{"messages": [{"role": "user", "content": text}] * 20}]
-    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
-    assert path.stat().st_size < 5000
-    refuse(lambda: load_dataset(str(path), 1), BadInput, "rows of more than 1048576 bytes")
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
