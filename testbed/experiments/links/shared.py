@@ -19,6 +19,7 @@ from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import EngineError
 from testbed.experiments.runs.forked import stop_all
+from testbed.experiments.runs.processes import watched
 from testbed.process.interrupts import as_child
 
 HOST = "127.0.0.1"
@@ -64,7 +65,8 @@ def shared_radio(
             found = None
         if found is None:
             raise EngineError("the relay of the shared radio did not start")
-        yield SharedRadio(*found)
+        with watched("relay of the shared radio", process):
+            yield SharedRadio(*found)
     finally:
         ours.close()  # which ends it
         process.join(STOP_S)

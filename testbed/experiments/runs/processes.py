@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ INTERRUPTED = (130, -signal.SIGINT)
 _Complaints = collections.deque[str]
 _serving_now: list[tuple[str, subprocess.Popen[str], _Complaints, threading.Thread]] = []
 """Processes that serve a run of this process: name, process, last lines on stderr, and the thread that reads them."""
+_watched_now: list[tuple[str, BaseProcess]] = []
+"""Others, which say nothing."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -165,12 +168,26 @@ def _wait_ready(
             return document
 
 
+@contextlib.contextmanager
+def watched(name: str, process: BaseProcess) -> Iterator[None]:
+    """Have `check_serving` look at a process of `multiprocessing`, too, while the block runs."""
+    _watched_now.append((name, process))
+    try:
+        yield
+    finally:
+        _watched_now.remove((name, process))
+
+
 def check_serving() -> None:
-    """Check that the base stations and proxies that this process has started still run.
+    """Check that the base stations and relays that this process has started still run.
 
     Raises:
         TestbedError: one has ended.
     """
+    for name, relay in _watched_now:
+        if (code := relay.exitcode) is not None:
+            how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
+            raise TestbedError(f"the {name} ended during the run {how}")
     for name, process, complaints, reader in _serving_now:
         if (code := process.poll()) is not None:
             reader.join(STOP_S)

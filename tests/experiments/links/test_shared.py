@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
 
 from testbed.channel.radio.config import ConstantSource, RadioConfig
-from testbed.errors import BadInput
+from testbed.errors import BadInput, TestbedError
 from testbed.experiments.links.shared import shared_radio
+from testbed.experiments.runs.processes import check_serving
 from tests.support.transfers import receiving, transfers_s
 
 RADIO = RadioConfig(bandwidth_hz=1e6, source=ConstantSource(bits_per_s_per_hz=1.0))
@@ -30,3 +33,15 @@ def test_what_cannot_be_relayed_is_refused_at_once() -> None:
     radio = RadioConfig(source=ConstantSource(bits_per_s_per_hz=(1.0, 2.0)))
     with pytest.raises(BadInput, match="2 efficiencies"), shared_radio(radio, 1, "tcp://127.0.0.1:5"):
         pass
+
+
+def test_a_relay_that_is_killed_is_named() -> None:
+    """UEs waited for a minute, and were blamed."""
+    with shared_radio(RADIO, 2, "tcp://127.0.0.1:9") as found:
+        check_serving()
+        os.kill(found.pid, signal.SIGKILL)
+        with pytest.raises(TestbedError, match="the relay of the shared radio ended during the run by SIGKILL"):
+            while True:
+                check_serving()
+                time.sleep(0.01)
+    check_serving()
