@@ -22,6 +22,8 @@ MISTAKEN = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM
 """Error numbers that mean a wrong path, not a failing disk."""
 MOST_VALUES, MOST_DEPTH, MOST_BYTES = 1_000_000, 100, 2**26
 """Largest number of values in a YAML document, and of lists and mappings within each other; its largest size."""
+MOST_DIGITS = 300
+"""Digits of an integer that is a float, too."""
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 """How a lock file is opened: not through a link to elsewhere, and without waiting where it is a pipe."""
 LOCK = ".lock"
@@ -83,16 +85,23 @@ def json_values(content: bytes | str) -> Any:
     """The values in a JSON document.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply; it has integers of more than 64 bits, or half a surrogate
+        ValueError: it is not JSON, or nested too deeply; it has integers beyond those of floats, or half a surrogate
             pair, which is no text; or a key occurs twice in an object: one of both values would be lost.
     """
     try:
-        found = json.loads(content, object_pairs_hook=_object, parse_int=bounded_int)
+        found = json.loads(content, object_pairs_hook=_object, parse_int=_integer)
         if (b"\\u" if isinstance(content, bytes) else "\\u") in content:  # type: ignore[operator]
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
     return found
+
+
+def _integer(text: str) -> int:
+    """An integer, which may be of more than 64 bits: transformers writes 10^30 as the positions of a tokenizer."""
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
 
 
 def bounded_int(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -61,6 +62,8 @@ class Terminal:
 
     def _ask(self, question: str, words: Sequence[str] = (SKIP, STOP)) -> OperatorAnswer:
         print(question, end="", file=sys.stderr, flush=True)
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # of bytes that are no text, a note would be none in the log
         line = sys.stdin.readline()
         if not line:
             self._say("")
