@@ -304,6 +304,8 @@ def test_an_operator_answers_in_words(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert terminal.arrive(place, 4, None) == OperatorAnswer(STOP)
     assert terminal.accept(place, ["RTT"]) == OperatorAnswer("")  # "hm" is no answer
     assert terminal.leave(place) == OperatorAnswer(STOP)  # the end of stdin
+    said = capsys.readouterr()
+    assert "by the door" in said.err and "last visited noon" in said.err and said.out == ""
 
 
 @pytest.mark.parametrize("errors", ["surrogateescape", "strict"])
@@ -316,5 +318,3 @@ def test_a_note_that_is_no_text_leaves_a_log_that_can_be_read(
     with open_log(tmp_path / "run", PLAN, False) as log:
         log.add("note", place="near", note=note)
     assert read_field(tmp_path / "run")[1].events[-1]["note"] == note
-    said = capsys.readouterr()
-    assert "by the door" in said.err and "last visited noon" in said.err and said.out == ""
