@@ -42,7 +42,7 @@ HEAD = 4
 
 def parquet_rows(path: Path) -> Generator[dict[str, Any], None, None]:
     """The rows of a Parquet file, whatever its size, as JSON would have them, but for bytes. Columns of times and
-    durations, which may have no Python values, are left out.
+    durations, and with nanoseconds within them, which may have no Python values, are left out.
 
     Raises:
         BadInput: not a Parquet file, a damaged one, values that Python has not, or rows that need too much memory or
@@ -124,8 +124,9 @@ def _write_rows(path: Path, out: IO[bytes]) -> None:
 
     encode = msgspec.msgpack.Encoder(enc_hook=str).encode
     with pq.ParquetFile(path) as file:
-        names = [field.name for field in file.schema_arrow if not pa.types.is_temporal(field.type)]
-        if len(set(names)) < len(names):
+        kinds = {field.name: field.type for field in file.schema_arrow}
+        names = [name for name, kind in kinds.items() if not (pa.types.is_temporal(kind) or "[ns]" in str(kind))]
+        if len(kinds) < len(file.schema_arrow):
             raise ValueError("a column is there more than once")
         leaves = map(file.schema.column, range(len(file.schema.names)))  # Arrow has no dictionaries within lists
         text = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.path in names]

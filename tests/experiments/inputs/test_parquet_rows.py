@@ -82,6 +82,9 @@ def test_columns_of_times_are_left_out(tmp_path: Path) -> None:
     for kind in (pa.timestamp("us"), pa.timestamp("ns"), pa.duration("ns"), pa.time64("ns")):
         pq.write_table(pa.table({**columns, "at": pa.array([2**55 + 1], kind)}), path)
         assert rows_of(path) == [{name: values[0] for name, values in columns.items()}]
+    fine = pa.StructArray.from_arrays([pa.array([2**55 + 1], pa.timestamp("ns"))], ["at"])
+    pq.write_table(pa.table({**columns, "meta": fine}), path)
+    assert rows_of(path) == [{name: values[0] for name, values in columns.items()}]
     late = pa.StructArray.from_arrays([pa.array([2**62], pa.timestamp("us"))], ["at"])
     pq.write_table(pa.table({**columns, "meta": late}), path)
     refuse(lambda: load_dataset(str(path), 1), BadInput, "cannot read ")
