@@ -34,7 +34,7 @@ AT_ONCE = 256
 """Rows that are decoded together."""
 FEW = 16
 """Rows of them that are made at a time: values that rows share are copied."""
-MEMORY = f"its rows need more than {MOST_MEMORY_BYTES >> 30} GiB of memory, {AT_ONCE} at a time"
+MEMORY = f"its rows need too much memory, {AT_ONCE} at a time"
 MOST_REASON_BYTES = 1000
 HEAD = 4
 """Bytes before each row: its length; 0: a message about what is wrong follows, or nothing at the end."""
@@ -51,7 +51,7 @@ def parquet_rows(path: Path) -> Generator[dict[str, Any], None, None]:
     """
     regular_bytes(path)
     with subprocess.Popen(
-        module_command(__name__, str(path)),
+        module_command(__name__, str(path), str(MOST_MEMORY_BYTES)),
         env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -142,11 +142,11 @@ def _write_rows(path: Path, out: IO[bytes]) -> None:
                 out.flush()
 
 
-def _bound() -> None:
+def _bound(memory_bytes: int) -> None:
     """Limit this process, and leave Ctrl-C to its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_first(os.getpid())
-    for name, most in (("RLIMIT_AS", MOST_MEMORY_BYTES), ("RLIMIT_CORE", 0)):
+    for name, most in (("RLIMIT_AS", memory_bytes), ("RLIMIT_CORE", 0)):
         hard = resource.getrlimit(kind := getattr(resource, name))[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with contextlib.suppress(ValueError, OSError):
@@ -154,7 +154,7 @@ def _bound() -> None:
 
 
 if __name__ == "__main__":
-    _bound()
+    _bound(int(sys.argv[2]))
     with contextlib.suppress(BrokenPipeError):
         read(Path(sys.argv[1]), sys.stdout.buffer)
     os._exit(0)
