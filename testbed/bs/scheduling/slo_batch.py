@@ -99,10 +99,12 @@ class Batch:
         self._tokens, self._kv = how.max_tokens, math.inf if how.kv_tokens is None else how.kv_tokens
         self._took_s, self._due_s = self._times.c + _share_s(how.running, how.max_tokens, self._times), math.inf
         self._line = self._begun(line)
-        self._behind = sum(entry.new for entry in self._line if not self._cuttable(entry))
-        """New tokens of the rounds that come later in the line."""
+        longest_s = min(how.spare_s, math.inf if how.hold_s is None else how.hold_s)
+        piece_s = self._times.share_s(PIECE, max((entry.cached for entry in self._line), default=0))
         times = [(entry.pending.ue, entry.share_s) for entry in self._line]
-        self._places = Places(times, self._took_s, how.spare_s, how.hold_s)
+        self._times_left = Places(times, longest_s - self._took_s, piece_s)
+        tokens = [(entry.pending.ue, float(entry.new)) for entry in self._line]
+        self._tokens_left = Places(tokens, self._tokens - self._unfinished, PIECE)
 
     def _begun(self, line: Sequence[TimedRequest]) -> list[TimedRequest]:
         """The line without prompts that cannot begin yet; with a hurried guarantee they always can."""
@@ -133,10 +135,9 @@ class Batch:
         ue, prompt = entry.pending.ue, self._cuttable(entry)
         free = self._free(entry)
         own = self._own(entry) if self._others(ue) else math.inf
-        self._behind -= 0 if prompt else entry.new
         if own < entry.new and not prompt:
             return
-        room_s = self._places.room_s(ue, self._how.spare_s - self._took_s) if free and self._batch else math.inf
+        room_s = self._times_left.room(ue, self._how.spare_s - self._took_s) if free and self._batch else math.inf
         if prompt:
             self._add_prompt(entry, own, min(room_s, self._prompt_s(entry, free)))
         elif self._fits(entry, own, room_s) or not (self._batch or self._blocks):
@@ -165,17 +166,18 @@ class Batch:
             and entry.share_s <= room_s
         )
 
-    def _room(self, entry: TimedRequest) -> int:
-        """New tokens for a request: pieces leave up to half of a pass to the rounds behind them."""
-        half = self._how.max_tokens // 2
-        if self._cuttable(entry):
-            return self._tokens - self._unfinished - min(self._behind, half)
-        return self._tokens - min(self._unfinished, half)
+    def _room(self, entry: TimedRequest) -> float:
+        """New tokens for a request; prompts without a hurried guarantee leave some to the first one of other UEs."""
+        if not self._cuttable(entry):
+            return self._tokens - min(self._unfinished, self._how.max_tokens // 2)
+        left = self._tokens - self._unfinished
+        return self._tokens_left.room(entry.pending.ue, left) if self._free(entry) else left
 
     def _take(self, entry: TimedRequest, due_s: float) -> None:
         item = entry.pending
         self._batch.append(item)
-        self._places.take(item.ue)
+        self._times_left.take(item.ue)
+        self._tokens_left.take(item.ue)
         self._used[item.ue] = (self._used[item.ue] or item.running_tokens) + item.weight
         self._tokens, self._kv = self._tokens - entry.new, self._kv - entry.kv
         self._took_s, self._due_s = self._took_s + entry.share_s, due_s
@@ -203,15 +205,16 @@ class Batch:
         return max(most, PIECE) if self._cuttable(entry) else math.inf
 
     def _prompt_s(self, entry: TimedRequest, free: bool) -> float:
-        """Time for a prompt; a critical one that is the first of its UE has a piece where a pass of `hold_s` has none
-        beside another one.
+        """Time for a prompt; with a guarantee, a critical one that is the first of its UE has a piece where a pass of
+        `hold_s` has none beside another one.
         """
         assert self._how.hold_s is not None
         ue, hold_s, least_s = entry.pending.ue, self._how.hold_s, 0.0
         if ue not in self._used and entry.lst_s <= self._critical_s:
             piece_s = self._times.share_s(PIECE + 1, entry.cached)
             least_s = piece_s if hold_s - self._times.c < 2 * piece_s else 0.0
-        return self._places.prompt_s(ue, hold_s - self._took_s, free, least_s)
+        left_s = hold_s - self._took_s
+        return self._times_left.room(ue, left_s) if free else max(left_s, least_s)
 
     def _cuttable(self, entry: TimedRequest) -> bool:
         return self._how.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE

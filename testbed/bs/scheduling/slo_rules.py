@@ -65,38 +65,37 @@ guarantee makes it like them: a low guarantee would have passes last as long as 
 
 
 class Places:
-    """Time of a pass that requests without a guarantee leave to the first request of each other UE: what it takes, and
-    at most an equal part for each UE, which the first request of the UE itself has, too. Late ones would otherwise fill
-    pass after pass, and a prompt that came after them would not begin.
+    """Time or tokens of a pass that requests without a guarantee leave to the first request of each other UE: what it
+    takes, and at most an equal part for each UE, which the first request of the UE itself has, too. Late ones would
+    otherwise fill pass after pass, and a prompt that came after them would not begin. Where a part would be too small
+    for a piece of a prompt, the first UEs of the line have parts that are not.
 
     Args:
-        line: UE and pass time T̂ of each request, in the order in which they would be taken.
-        constant_s: c, of each pass.
-        most_s: longest passes that they may cause; None: any.
+        line: UE and time or tokens of each request, in the order in which they would be taken.
+        most: of the longest pass that they may cause, beyond what it takes without them.
+        piece: of the smallest piece.
     """
 
-    def __init__(self, line: Sequence[tuple[bytes, float]], constant_s: float, *most_s: float | None) -> None:
-        first_s = dict(reversed(line))
-        pass_s = min(math.inf if one is None else one for one in most_s) - constant_s
-        self._part_s = max(0.0, pass_s) / max(1, len(first_s))
-        self._left_s = {ue: min(share_s, self._part_s) for ue, share_s in first_s.items()}
-        self._sum_s = math.fsum(self._left_s.values())
+    def __init__(self, line: Sequence[tuple[bytes, float]], most: float, piece: float) -> None:
+        first = dict[bytes, float]()
+        for ue, share in line:
+            first.setdefault(ue, share)
+        self._part = min(max(0.0, most), max(max(0.0, most) / max(1, len(first)), piece))
+        self._left, left = dict[bytes, float](), most
+        for ue, share in first.items():
+            if (part := min(share, self._part)) <= left:
+                self._left[ue], left = part, left - part
+        self._sum = math.fsum(self._left.values())
 
-    def room_s(self, ue: bytes, left_s: float) -> float:
-        """Time for a request of a UE, of what is left of the pass."""
-        if ue not in self._left_s:
-            return left_s - max(0.0, self._sum_s)
-        return max(left_s - max(0.0, self._sum_s - self._left_s[ue]), min(left_s, self._part_s))
-
-    def prompt_s(self, ue: bytes, left_s: float, free: bool, least_s: float) -> float:
-        """Time for a prompt, of what is left of the longest pass that prompts may cause; with a guarantee (not `free`)
-        at least `least_s`, however short that pass may be.
-        """
-        return self.room_s(ue, left_s) if free else max(left_s, least_s)
+    def room(self, ue: bytes, left: float) -> float:
+        """Time or tokens for a request of a UE, of what is left of the pass."""
+        if ue not in self._left:
+            return left - max(0.0, self._sum)
+        return max(left - max(0.0, self._sum - self._left[ue]), min(left, self._part))
 
     def take(self, ue: bytes) -> None:
         """A request of this UE is in the pass."""
-        self._sum_s -= self._left_s.pop(ue, 0.0)
+        self._sum -= self._left.pop(ue, 0.0)
 
 
 class BegunPrompts:

@@ -34,41 +34,41 @@ Finite = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 """Time [s]."""
 
 
-class _Clock(msgspec.Struct):
+class _ClockEvent(msgspec.Struct):
     offset_s: Finite
     error_s: Finite
 
 
-class _Measured(msgspec.Struct):
+class _MeasuredEvent(msgspec.Struct):
     csi: dict[str, Any]
-    clock: Optional[_Clock] = None  # noqa: UP045
+    clock: Optional[_ClockEvent] = None  # noqa: UP045
 
 
-class _Visit(msgspec.Struct):
+class _VisitEvent(msgspec.Struct):
     time: str
     place: str
-    measured: _Measured
+    measured: _MeasuredEvent
     note: str = ""
     differs: tuple[str, ...] = ()
 
 
-class _Cell(msgspec.Struct):
+class _CellEvent(msgspec.Struct):
     cell: str
     origin_s: Optional[Finite]  # noqa: UP045
     offset_s: Finite = 0.0
 
 
-class _Note(msgspec.Struct):
+class _NoteEvent(msgspec.Struct):
     time: str
     place: str
     note: str
 
 
-class _Run(msgspec.Struct):
+class _RunEvent(msgspec.Struct):
     id: str
 
 
-KINDS: dict[str, type] = {VISIT: _Visit, CELL: _Cell, NOTE: _Note, RUN: _Run}
+KINDS: dict[str, type] = {VISIT: _VisitEvent, CELL: _CellEvent, NOTE: _NoteEvent, RUN: _RunEvent}
 """What lines must have, by event; lines of other events are of a later version."""
 
 

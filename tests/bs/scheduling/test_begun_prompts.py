@@ -64,10 +64,10 @@ def served(queue: list[Pending], plan: Slo, places: int) -> tuple[list[str], Eng
 
 def test_more_long_prompts_than_places_are_finished_without_an_eviction() -> None:
     queue = [prompt(str(i), 3000, b"%d" % i) for i in range(20)]
-    plan = Slo(coefficients=CPU, cuts=True, max_tokens=512, own_tokens=512)
-    done, engine = served(queue, replace(plan, max_sessions=16), 16)
+    plan = Slo(coefficients=CPU, cuts=True, max_tokens=2048, own_tokens=512)
+    done, engine = served(queue, replace(plan, max_sessions=8), 8)
     assert (len(done), engine.evicted) == (20, 0)
-    assert served(queue, plan, 16)[1].evicted > 1000
+    assert served(queue, plan, 8)[1].evicted > 1000
 
 
 @given(
@@ -123,3 +123,17 @@ def test_nothing_is_beside_the_next_plan_unless_it_is_said() -> None:
     plan = Slo(coefficients=CPU)
     assert plan.beside([]) is plan
     assert plan.beside([prompt("a", 10, b"a")]).beside([]) == plan
+
+
+def test_prompts_of_one_ue_leave_tokens_to_others_and_none_of_many_ues_takes_too_few() -> None:
+    """Tokens ended a pass before its time did: a UE with 60 sessions had them all, and others waited for seconds."""
+    plan = Slo(coefficients=CPU, cuts=True, max_tokens=512, own_tokens=512).learn(None, None)
+    fast = replace(plan, coefficients=Coefficients(1e-5, 0.0, 0.0, 1e-3))
+    many = [prompt(f"a{i:02}", 350, b"a") for i in range(60)]
+    others = [replace(prompt(f"b{i}", 350, b"b%d" % i), arrived_s=0.5) for i in range(3)]
+    for one in (plan, fast):
+        tokens = {item.ue: item.new_tokens for item in one.plan([*many, *others], 0.6)}
+        assert set(tokens) == {b"a", b"b0", b"b1", b"b2"} and min(tokens.values()) >= 64
+    crowd = [prompt(f"{i}", 3000, b"%d" % i) for i in range(40)]
+    for one in (plan, fast):
+        assert sum(item.new_tokens for item in one.plan(crowd, 0.6)) >= 7 * 64

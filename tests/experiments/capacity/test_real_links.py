@@ -26,7 +26,7 @@ def test_the_nth_ue_has_the_nth_share(kind: str, tmp_path: Path) -> None:
         "channel": {"channel": f"kind=proxy,uplink_mbps=1,shares={shares}"},
         "radio": {"radio": cell, "shares": shares},
     }
-    with receiving() as server, _links(RealConfig(ues=(2,), **links[kind]), 2, server) as addresses:
+    with receiving() as server, _links(RealConfig(ues=(2,), **links[kind]), 2, server) as (addresses, _):
         small_s, large_s = transfers_s(addresses)
     assert len(set(addresses)) == 2
     assert small_s > 3.8 and small_s > 1.4 * large_s > 0
@@ -34,8 +34,8 @@ def test_the_nth_ue_has_the_nth_share(kind: str, tmp_path: Path) -> None:
 
 def test_a_channel_without_shares_is_each_ues_own() -> None:
     """Twice as much would take twice as long over one link of all."""
-    with receiving() as server, _links(RealConfig(channel="kind=proxy,uplink_mbps=1"), 2, server) as addresses:
+    with receiving() as server, _links(RealConfig(channel="kind=proxy,uplink_mbps=1"), 2, server) as (addresses, _):
         assert 0.47 < max(transfers_s(addresses)) < 0.9
         assert min(transfers_s(addresses)) > 0.47
-    with _links(RealConfig(), 2, "tcp://127.0.0.1:5") as addresses:
+    with _links(RealConfig(), 2, "tcp://127.0.0.1:5") as (addresses, _):
         assert addresses == ["tcp://127.0.0.1:5"] * 2
