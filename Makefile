@@ -45,8 +45,8 @@ long: $(STAMP)  ## run tests that take minutes each: killed sweeps, worker proce
 faults: $(STAMP)  ## run the fault matrix on real processes (15 minutes or more): table, and JSON in runs/faults
 	$(BIN)/python -m pytest -s -m faults tests/faults $(PYTEST_ARGS)
 
-fuzz: $(STAMP)  ## send 100,000 generated messages (TESTBED_FUZZ says how many, TESTBED_FUZZ_SEED which) to base stations, an agent and an endpoint, then fuzz the wire codec with libFuzzer (if atheris is installed)
-	TESTBED_FUZZ=$${TESTBED_FUZZ:-100000} $(BIN)/python -m pytest -s -m fuzz tests/bs/test_hostile.py tests/experiments/agent/test_hostile.py tests/ue/api/test_schema_fuzz.py tests/llama/test_gguf.py
+fuzz: $(STAMP)  ## send 100,000 generated messages (TESTBED_FUZZ says how many, TESTBED_FUZZ_SEED which) to base stations, an agent and an endpoint, and mutated files to commands, then fuzz the wire codec with libFuzzer (if atheris is installed)
+	TESTBED_FUZZ=$${TESTBED_FUZZ:-100000} $(BIN)/python -m pytest -s -m fuzz tests/bs/test_hostile.py tests/experiments/agent/test_hostile.py tests/ue/api/test_schema_fuzz.py tests/llama/test_gguf.py tests/test_mutated_files.py
 	@if $(BIN)/python -c 'import atheris' 2>/dev/null; then $(BIN)/python -m scripts.fuzz_codec; \
 	else echo "atheris is not installed: no coverage-guided run (make setup EXTRAS=all,fuzz)"; fi
 

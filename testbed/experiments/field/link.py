@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -153,6 +153,17 @@ class _Cellular(msgspec.Struct):
     rsrp_dbm: float | None = None
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""Time, or offset of a clock."""
+
+
+class MeasuredClock(msgspec.Struct):
+    """Offset of the base station's clock, of a document of `measure`."""
+
+    offset_s: Seconds
+    error_s: Seconds
+
+
 class _Measured(msgspec.Struct):
     """What is read of a document of `measure`."""
 
@@ -160,6 +171,7 @@ class _Measured(msgspec.Struct):
     rtt_ms: _Value
     uplink_mbps: _Value | None = None
     downlink_mbps: _Value | None = None
+    clock: MeasuredClock | None = None
     wifi: _Wifi | None = None
     cellular: _Cellular | None = None
 

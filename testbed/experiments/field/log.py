@@ -14,11 +14,12 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Any, Optional
 
 import msgspec
 
 from testbed.errors import BadInput, TestbedError
+from testbed.experiments.field.link import MeasuredClock, Seconds
 from testbed.experiments.field.order import FieldCell, cells_of, steps_together
 from testbed.experiments.field.plan import FieldPlan, check_same, load_plan, prompts_of
 from testbed.experiments.inputs.formats import row_of
@@ -30,18 +31,11 @@ from testbed.files import json_values
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
 CONFIG, LOG, EMULATED = "config.yaml", FIELD_LOG, "emulated"
 VISIT, CELL, NOTE, RUN = "visit", "cell", "note", "run"
-Finite = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-"""Time [s]."""
-
-
-class _ClockEvent(msgspec.Struct):
-    offset_s: Finite
-    error_s: Finite
 
 
 class _MeasuredEvent(msgspec.Struct):
     csi: dict[str, Any]
-    clock: Optional[_ClockEvent] = None  # noqa: UP045
+    clock: Optional[MeasuredClock] = None  # noqa: UP045
 
 
 class _VisitEvent(msgspec.Struct):
@@ -54,8 +48,8 @@ class _VisitEvent(msgspec.Struct):
 
 class _CellEvent(msgspec.Struct):
     cell: str
-    origin_s: Optional[Finite]  # noqa: UP045
-    offset_s: Finite = 0.0
+    origin_s: Optional[Seconds]  # noqa: UP045
+    offset_s: Seconds = 0.0
 
 
 class _NoteEvent(msgspec.Struct):
@@ -131,10 +125,14 @@ class FieldLog:
         """Append a line to the log and sync it to disk.
 
         Raises:
-            TestbedError: the log cannot be written.
+            TestbedError: the log cannot be written, or could not be read.
         """
         line = {"event": event, "time": _now(), **fields}
         path = self.out / LOG
+        try:
+            msgspec.convert(line, KINDS[event])
+        except msgspec.ValidationError as exc:
+            raise TestbedError(f"{path} cannot take what was found: {exc}") from exc
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")

@@ -86,11 +86,13 @@ GOOD = {
         {"rtt_ms": {}}, {"rtt_ms": {"value": -1.0}}, {"rtt_ms": 5}, {"uplink_mbps": {"value": "fast"}}, {"wifi": 3},
         {"cellular": {"rsrp_dbm": "low"}}, {"cellular": {"rsrp_dbm": 1e308}}, {"rtt_ms": {"value": 1e300}},
         {"wifi": {"station": {"rssi_dbm": 1e308}}}, {"downlink_mbps": {"value": 1e308}},
+        {"clock": {}}, {"clock": 5}, {"clock": {"offset_s": 1e300, "error_s": 0.0}},
     ],
 )  # fmt: skip
 def test_a_measurement_that_another_machine_sent_is_checked(change: dict[str, Any]) -> None:
     """A lying agent ended `field run` with a traceback."""
     check_measured(GOOD)
+    check_measured(GOOD | {"clock": {"offset_s": -1e3, "error_s": 0.1, "n": 3}})
     assert csi_of(GOOD).rtt_ms == 5.0
     refuse(lambda: check_measured(GOOD | change), BadInput, "")
     for document in ([], 5, None, True, 1.5, "x"):

@@ -251,6 +251,13 @@ def test_a_line_that_lacks_something_is_refused(line: Any, tmp_path: Path) -> No
     refuse(lambda: read_log(tmp_path), BadInput, "line 1 is invalid")
 
 
+def test_a_log_takes_nothing_that_could_not_be_read(tmp_path: Path) -> None:
+    with open_log(tmp_path / "run", PLAN, False) as log:
+        before = (log.out / LOG).read_bytes()
+        refuse(lambda: log.add("visit", place="near", measured={"csi": {}, "clock": 5}), TestbedError, "cannot take")
+        assert (log.out / LOG).read_bytes() == before
+
+
 def test_lines_of_later_versions_are_left_out(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text('{"event": "other"}\n{"event": "run", "id": "1", "more": 1}\n')
     assert read_log(tmp_path) == [{"event": "run", "id": "1", "more": 1}]
