@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from testbed.config import RunConfig
-from testbed.errors import BadInput, LinkError, LinkTimeout
+from testbed.errors import BadInput, LinkError, LinkTimeout, TestbedError
 from testbed.experiments.field.devices.base import Probe, Reach
 from testbed.experiments.field.log import LOG, FieldLog, open_log, read_field, read_log
 from testbed.experiments.field.operator import SKIP, STOP, OperatorAnswer, Terminal, Unattended
