@@ -45,6 +45,7 @@ Id = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,199}\Z")
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_FILE_BYTES)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Probing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -139,7 +140,7 @@ class Standing(Message, frozen=True):
     host: str
     testbed: str
     free_bytes: int
-    waiting: int
+    waiting: Number
     """Number of orders not done yet."""
 
 
@@ -175,7 +176,7 @@ class Cancelled(Message, frozen=True):
     """Number of its orders that were cancelled, now or before, and whose ids begin with `prefix`."""
 
     prefix: str
-    count: int
+    count: Number
 
 
 class Chunk(Message, frozen=True):

@@ -150,7 +150,8 @@ class Lab:
         """Wait until an order is done; its outputs."""
 
         def fetch(agent: AgentConnection) -> None:
-            agent.fetch(agent.wait(order.id), folder, 2**20)
+            *_, done = agent.states(order.id)
+            agent.fetch(done, folder, 2**20)
             agent.drop(order.id)
 
         await self.ask(fetch)

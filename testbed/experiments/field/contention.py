@@ -67,7 +67,7 @@ def overlap_of(log: FieldLog, cell: FieldCell, step: Sequence[FieldCell]) -> flo
     spans = {one: _span(log, one) for one in step}
     start_s, end_s = max(start for start, _ in spans.values()), min(end for _, end in spans.values())
     own_start_s, own_end_s = spans[cell]
-    return max(0.0, end_s - start_s) / (own_end_s - own_start_s)
+    return max(0.0, end_s - start_s) / (own_end_s - own_start_s) if own_end_s > own_start_s else 0.0
 
 
 def _span(log: FieldLog, cell: FieldCell) -> tuple[float, float]:

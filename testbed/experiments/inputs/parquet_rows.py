@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import select
 import signal
@@ -32,6 +33,8 @@ WAIT_S = 120.0
 """Longest time for the next row."""
 AT_ONCE = 256
 """Rows that are decoded together."""
+TIMES = re.compile(r"\b(timestamp|date32|date64|time32|time64|duration|interval|month_day_nano_interval)\b(?!:)")
+"""Types of times, also within other types; before a colon it is a field's name."""
 FEW = 16
 """Rows of them that are made at a time: values that rows share are copied."""
 MEMORY = f"its rows need too much memory, {AT_ONCE} at a time"
@@ -42,7 +45,7 @@ HEAD = 4
 
 def parquet_rows(path: Path) -> Generator[dict[str, Any], None, None]:
     """The rows of a Parquet file, whatever its size, as JSON would have them, but for bytes. Columns of times and
-    durations, and with nanoseconds within them, which may have no Python values, are left out.
+    durations, or with some within them, which may have no Python values, are left out.
 
     Raises:
         BadInput: not a Parquet file, a damaged one, values that Python has not, or rows that need too much memory or
@@ -119,13 +122,12 @@ def read(path: Path, out: IO[bytes]) -> None:
 
 
 def _write_rows(path: Path, out: IO[bytes]) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     encode = msgspec.msgpack.Encoder(enc_hook=str).encode
     with pq.ParquetFile(path) as file:
         kinds = {field.name: field.type for field in file.schema_arrow}
-        names = [name for name, kind in kinds.items() if not (pa.types.is_temporal(kind) or "[ns]" in str(kind))]
+        names = [name for name, kind in kinds.items() if not TIMES.search(str(kind))]
         if len(kinds) < len(file.schema_arrow):
             raise ValueError("a column is there more than once")
         leaves = map(file.schema.column, range(len(file.schema.names)))  # Arrow has no dictionaries within lists

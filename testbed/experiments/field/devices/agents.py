@@ -57,6 +57,8 @@ POLL_S = 1.0
 """Interval of polling an order's state: a few hundred bytes on the same link as the run."""
 GREETINGS = 8
 """Number of handshakes to estimate the clock offset."""
+MOST_CLOCK_S = 1e12
+"""Largest time of an agent's clock, either way."""
 RESTARTS = 3
 """Number of times that an upload may begin again, at most: an agent discards a file whose digest differs."""
 MOST_ANSWERS = 8
@@ -100,6 +102,8 @@ class AgentConnection:
     def _greet(self, token: int) -> tuple[Handshake, Standing]:
         sent_s = time.perf_counter()
         packet = self._ask(Call(version=VERSION, token=token), Standing, lambda found: found.token == token)
+        if not abs(packet.message.time_s) <= MOST_CLOCK_S:
+            raise AgentError(f"the clock of the agent at {self.address} cannot be used: {packet.message.time_s:g} s")
         return Handshake(sent_s, packet.message.time_s, time.perf_counter()), packet.message
 
     def synchronise(self) -> None:
