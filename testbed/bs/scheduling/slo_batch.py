@@ -12,6 +12,8 @@ from testbed.bs.pending import PIECE, Pending
 from testbed.bs.scheduling.slo_rules import REPAIRED, UNHURRIED, BegunPrompts, Places, Rules
 from testbed.optim.pass_time import Coefficients
 
+REST = 0.25
+"""Share of a pass that prompts with a hurried guarantee leave to the first requests of other UEs, at most."""
 Others = Callable[[bytes], bool]
 """Whether UEs other than one have rounds."""
 
@@ -167,11 +169,12 @@ class Batch:
         )
 
     def _room(self, entry: TimedRequest) -> float:
-        """New tokens for a request; prompts without a hurried guarantee leave some to the first one of other UEs."""
+        """New tokens for a request; prompts leave some to the first one of other UEs."""
         if not self._cuttable(entry):
             return self._tokens - min(self._unfinished, self._how.max_tokens // 2)
         left = self._tokens - self._unfinished
-        return self._tokens_left.room(entry.pending.ue, left) if self._free(entry) else left
+        room = self._tokens_left.room(entry.pending.ue, left)
+        return room if self._free(entry) else max(room, left - REST * self._how.max_tokens)
 
     def _take(self, entry: TimedRequest, due_s: float) -> None:
         item = entry.pending
@@ -214,7 +217,8 @@ class Batch:
             piece_s = self._times.share_s(PIECE + 1, entry.cached)
             least_s = piece_s if hold_s - self._times.c < 2 * piece_s else 0.0
         left_s = hold_s - self._took_s
-        return self._times_left.room(ue, left_s) if free else max(left_s, least_s)
+        room_s = self._times_left.room(ue, left_s)
+        return room_s if free else max(room_s, left_s - REST * hold_s, least_s)
 
     def _cuttable(self, entry: TimedRequest) -> bool:
         return self._how.hold_s is not None and entry.new - len(entry.pending.request.draft) > PIECE

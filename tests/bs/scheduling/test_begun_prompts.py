@@ -137,3 +137,14 @@ def test_prompts_of_one_ue_leave_tokens_to_others_and_none_of_many_ues_takes_too
     crowd = [prompt(f"{i}", 3000, b"%d" % i) for i in range(40)]
     for one in (plan, fast):
         assert sum(item.new_tokens for item in one.plan(crowd, 0.6)) >= 7 * 64
+
+
+def test_hurried_prompts_leave_a_quarter_of_a_pass_to_other_ues() -> None:
+    """One UE with 54 low guarantees had all passes until its prompts of 4,000 tokens were computed."""
+    plan = Slo(coefficients=CPU, cuts=True, max_tokens=512, own_tokens=512, max_sessions=16).learn(CPU, 0.5)
+    late = [prompt(f"a{i:02}", 4000, b"a", speed_tps=0.2) for i in range(54)]
+    others = [replace(prompt(f"b{i}", 350, b"b%d" % i), arrived_s=99.0) for i in range(3)]
+    for queue in ([*late, *others], [*others, *late]):
+        tokens = {item.ue: item.new_tokens for item in plan.plan(queue, 100.0)}
+        assert tokens[b"a"] >= 256 and sum(tokens.get(b"b%d" % i, 0) for i in range(3)) >= 64
+    assert [item.new_tokens for item in plan.plan(late[:1], 100.0)] == [512]
