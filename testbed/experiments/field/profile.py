@@ -129,7 +129,7 @@ def _draft(rounds: Sequence[Row]) -> LinearDraft:
     prefill_s = 0.0
     if first := [row for row in drafted if row["round"] == 0]:
         opening = column(first, "draft_s") - base_s - per_token_s * column(first, "drafted")
-        prefill_s = max(0.0, float(np.median(opening / column(first, "base_len"))))
+        prefill_s = max(0.0, float(np.median(opening / np.maximum(1, column(first, "base_len")))))
     return LinearDraft(per_token_s=per_token_s, base_s=base_s, prefill_per_token_s=prefill_s)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from testbed.errors import BadInput, LinkError, ModelError, TestbedError
+from testbed.process.threads import started_threads
 from testbed.tasks import beside, together
 from testbed.ue.api.backend import Backend, Closing, DecodingJob, Ended, OutputRequest, QueueFull, Text
 from testbed.ue.api.bodies import BoundedBodies
@@ -67,7 +68,7 @@ class Service:
     token: str | None = None
     host: str = ""
     requests: int = REQUESTS
-    tokenizing: Executor = field(default_factory=lambda: ThreadPoolExecutor(TOKENIZED, "tokenizing"))
+    tokenizing: Executor = field(default_factory=lambda: started_threads(TOKENIZED, "tokenizing"))
 
     def models(self) -> list[dict[str, Any]]:
         """List of the one model, in OpenAI's format."""
