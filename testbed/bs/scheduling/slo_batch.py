@@ -109,7 +109,7 @@ class Batch:
         self._tokens_left = Places(tokens, self._tokens - self._unfinished, PIECE)
 
     def _begun(self, line: Sequence[TimedRequest]) -> list[TimedRequest]:
-        """The line without prompts that cannot begin yet; with a hurried guarantee they always can."""
+        """The line without prompts that cannot begin yet; with a hurried guarantee the first of a UE always can."""
         how, prompts = self._how, [entry for entry in line if self._cuttable(entry)]
         known = [*how.running, *(entry.pending for entry in prompts if entry.cached)]
         begun = BegunPrompts(((item.ue, len(item.request.prefix)) for item in known), how.max_sessions, how.kv_tokens)
@@ -118,10 +118,10 @@ class Batch:
             ue, length = entry.pending.ue, len(entry.pending.request.prefix)
             if entry.cached:
                 continue
-            if self._free(entry) and not begun.room(ue, length):
-                waits.add(entry.session)
-            else:
+            if (not self._free(entry) and not begun.of(ue)) or begun.room(ue, length):
                 begun.take(ue, length)
+            else:
+                waits.add(entry.session)
         return [entry for entry in line if entry.session not in waits]
 
     def filled(self) -> list[Pending]:

@@ -116,6 +116,10 @@ class BegunPrompts:
         for ue, length in begun:
             self.take(ue, length)
 
+    def of(self, ue: bytes) -> int:
+        """Number of a UE's prompts."""
+        return self._counts[ue]
+
     def room(self, ue: bytes, length: int) -> bool:
         """Whether a prompt of this length may begin."""
         first = not self._counts[ue]

@@ -144,7 +144,8 @@ def test_hurried_prompts_leave_a_quarter_of_a_pass_to_other_ues() -> None:
     plan = Slo(coefficients=CPU, cuts=True, max_tokens=512, own_tokens=512, max_sessions=16).learn(CPU, 0.5)
     late = [prompt(f"a{i:02}", 4000, b"a", speed_tps=0.2) for i in range(54)]
     others = [replace(prompt(f"b{i}", 350, b"b%d" % i), arrived_s=99.0) for i in range(3)]
-    for queue in ([*late, *others], [*others, *late]):
+    plan = replace(plan, kv_tokens=16 * 4096)
+    for queue in ([*late, *others], [*others, *late], [*(replace(one, computed=64) for one in late[:8]), *others]):
         tokens = {item.ue: item.new_tokens for item in plan.plan(queue, 100.0)}
         assert tokens[b"a"] >= 256 and sum(tokens.get(b"b%d" % i, 0) for i in range(3)) >= 64
     assert [item.new_tokens for item in plan.plan(late[:1], 100.0)] == [512]
