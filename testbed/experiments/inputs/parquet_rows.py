@@ -94,9 +94,10 @@ def _taken(path: Path, pipe: IO[bytes], size: int) -> bytes:
     Raises:
         BadInput: they take too long.
     """
-    taken = bytearray()
+    taken, ready = bytearray(), select.poll()
+    ready.register(pipe, select.POLLIN)
     while len(taken) < size:
-        if not select.select([pipe], [], [], WAIT_S)[0]:
+        if not ready.poll(1e3 * WAIT_S):
             raise BadInput(f"cannot read {path}: its rows take more than {WAIT_S:g} s to read")
         more = pipe.read(min(size - len(taken), 2**20))
         if not more:
