@@ -104,17 +104,6 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def bounded_int(text: str) -> int:
-    """An integer of at most 64 bits.
-
-    Raises:
-        ValueError: a larger one.
-    """
-    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
-        raise ValueError(f"an integer of {len(text)} digits")
-    return value
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -37,6 +37,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk."""
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of a file that cannot be used."""
+PACKAGE = Path(__file__).parents[1]
 TRACEBACK = "TESTBED_TRACEBACK"
 """Environment variable for a traceback of errors that nothing expects."""
 LEAST_FILES = 128
@@ -132,9 +133,9 @@ def _unwritten(error: OSError) -> int:
 
 def _unexpected(error: Exception) -> int:
     """An error that nothing above expects, of the testbed itself or of a file that it does not refuse, in one line."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    own = [one for one in traceback.extract_tb(error.__traceback__) if "testbed" in Path(one.filename).parts] or [frame]
-    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = [*frames[-1:], *(one for one in frames if Path(one.filename).is_relative_to(PACKAGE))][-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
     return _say(f"unexpected {type(error).__name__} at {place}: {error} ({TRACEBACK}=1 shows the traceback)", 1)
 
 

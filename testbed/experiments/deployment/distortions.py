@@ -8,14 +8,17 @@ import json
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from testbed.clock import Clock
 from testbed.process.children import is_stopped
 
 LOG = logging.getLogger(__name__)
+W = TypeVar("W", bound="_WatchingThread")
 BEAT_S = 0.1
 """Time between two beats of a process that runs."""
 TOLD_S, TOLD_SHARE, LEAST_LATE_S = 1.0, 0.02, 0.1
@@ -43,19 +46,19 @@ class Heartbeat:
             due_s = now_s + BEAT_S
 
 
-class BeatingThread:
-    """Beats in a thread while the block runs.
+class _WatchingThread(ABC):
+    """Looks for standstills in a thread while the block runs.
 
     Attributes:
-        still_s: longest standstill of the process: the largest lateness of a beat.
+        still_s: the longest one so far.
     """
 
     def __init__(self) -> None:
         self.still_s = 0.0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> BeatingThread:
+    def __enter__(self: W) -> W:
         self._thread.start()
         return self
 
@@ -63,33 +66,27 @@ class BeatingThread:
         self._ended.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    @abstractmethod
+    def _watch(self) -> None:
+        """Look until the block ends."""
+
+
+class BeatingThread(_WatchingThread):
+    """Beats: a standstill of this process is the lateness of a beat."""
+
+    def _watch(self) -> None:
         due_s = time.monotonic() + BEAT_S
         while not self._ended.wait(max(0.0, due_s - time.monotonic())):
             now_s = time.monotonic()
             self.still_s, due_s = max(self.still_s, now_s - due_s), now_s + BEAT_S
 
 
-class StoppedWatch:
-    """Looks every `BEAT_S` whether processes are stopped (SIGSTOP), while the block runs: relays, which only pass on.
-
-    Attributes:
-        still_s: longest time for which one was.
-    """
+class StoppedWatch(_WatchingThread):
+    """Looks every `BEAT_S` whether one of other processes is stopped (SIGSTOP): of relays, which only pass on."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self.still_s = 0.0
+        super().__init__()
         self._since_s: dict[int, float | None] = dict.fromkeys(pids)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> StoppedWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
     def _watch(self) -> None:
         while not self._ended.wait(BEAT_S):

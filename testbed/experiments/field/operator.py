@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,11 @@ class Operator(Protocol):
 class Terminal:
     """Implements `Operator`: questions on stderr, answers from stdin; end of input stops the run."""
 
+    def __init__(self) -> None:
+        if isinstance(sys.stdin, io.TextIOWrapper):  # a note of bytes that are no text could not be read from the log
+            with contextlib.suppress(io.UnsupportedOperation):  # something was read already
+                sys.stdin.reconfigure(errors="replace")
+
     def arrive(self, place: Place, runs: int, before: Mapping[str, Any] | None) -> OperatorAnswer:
         """See `Operator.arrive`."""
         about = f" ({place.about})" if place.about else ""
@@ -62,8 +68,6 @@ class Terminal:
 
     def _ask(self, question: str, words: Sequence[str] = (SKIP, STOP)) -> OperatorAnswer:
         print(question, end="", file=sys.stderr, flush=True)
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # of bytes that are no text, a note would be none in the log
         line = sys.stdin.readline()
         if not line:
             self._say("")

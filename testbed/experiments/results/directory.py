@@ -16,7 +16,7 @@ from testbed.channel.csi import Csi
 from testbed.errors import BadInput
 from testbed.experiments.inputs.formats import Example
 from testbed.experiments.inputs.marks import Mark
-from testbed.files import bounded_int, file_bytes, whole_file
+from testbed.files import file_bytes, whole_file
 from testbed.ue.records import RoundRecord
 from testbed.ue.run import Outcome
 
@@ -93,7 +93,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """
     path = directory / SUMMARY
     try:
-        document: dict[str, Any] = json.loads(file_bytes(path), parse_int=bounded_int)
+        document: dict[str, Any] = json.loads(file_bytes(path), parse_int=_bounded)
     except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"{directory} is not a run directory: cannot read summary.json ({exc})") from exc
     if not isinstance(document, dict):
@@ -107,6 +107,17 @@ def read_summary(directory: Path) -> dict[str, Any]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} has no rows; it may have been written by another program")
     return document
+
+
+def _bounded(text: str) -> int:
+    """An integer of at most 64 bits.
+
+    Raises:
+        ValueError: a larger one.
+    """
+    if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return value
 
 
 def round_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

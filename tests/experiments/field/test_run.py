@@ -319,8 +319,10 @@ def test_an_operator_answers_in_words(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_note_that_is_no_text_leaves_a_log_that_can_be_read(
     errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"wet\xff\n"), "utf-8", errors=errors))
-    note = Terminal().leave(PLAN.places[0]).note
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"dry\nwet\xff\n"), "utf-8", errors=errors))
+    terminal = Terminal()
+    assert terminal.leave(PLAN.places[0]).note == "dry"
+    note = terminal.leave(PLAN.places[0]).note
     assert note == "wet\ufffd"
     with open_log(tmp_path / "run", PLAN, False) as log:
         log.add("note", place="near", note=note)
