@@ -211,6 +211,8 @@ def run() -> None:
     if not sys.stderr.isatty():  # bars are for people, those of libraries too
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # notes on NUMA at every start
+    # threads that the library starts at its first text: where they cannot start, it refuses every text from then on
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     signal.signal(signal.SIGINT, _terminate if is_child else signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

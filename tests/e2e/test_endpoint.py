@@ -122,6 +122,16 @@ def test_temperature_0_is_the_targets_own_greedy_output(
         assert whole.usage is not None and spent["protocol"] == "sh" and spent["rounds"] < whole.usage.completion_tokens
 
 
+def test_no_thread_starts_with_a_request(bs: str) -> None:
+    """What cannot start at a request must fail when the process starts."""
+    with serving(bs) as (_, client, process):
+        threads = Path(f"/proc/{process.pid}/task")
+        before = len(list(threads.iterdir()))
+        for stream in (False, True):
+            list(client.completions.create(model="target", prompt="What is 2 plus 3?", max_tokens=8, stream=stream))
+        assert len(list(threads.iterdir())) == before
+
+
 def test_a_stop_string_cuts(endpoint: Endpoint, questions: list[str], own: list[str]) -> None:
     stop = own[0][12:20]
     answer = endpoint.client.completions.create(
