@@ -14,6 +14,8 @@ from testbed.files import json_object
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 ADAPTER = "adapter_config.json"
 """Weights that transformers adds to a model's where peft is installed, and vLLM does not."""
+MOST_LABELS = 10_000
+"""Of a classifier, which a model of text is not; transformers names each."""
 
 
 class _Index(msgspec.Struct):
@@ -64,8 +66,7 @@ def weight_files(directory: Path) -> list[Path]:
     check_regular(directory)
     if (adapter := directory / ADAPTER).is_file():
         raise ModelError(f"{adapter}: adapters are not supported; merge it into the model's weights")
-    if (config := directory / "config.json").is_file() and "transformers_weights" in json_object(config):
-        raise ModelError(f"{config}: transformers_weights is not supported; name the weights {SINGLE}")
+    _check_config(directory / "config.json")
     index, single = directory / INDEX, directory / SINGLE
     if index.is_file():
         files = _indexed(index)
@@ -79,6 +80,18 @@ def weight_files(directory: Path) -> list[Path]:
     if others := [path for path in _visible(directory) if path != single]:
         raise ModelError(f"{min(others)}: vLLM would load it beside {SINGLE}, transformers not; move it elsewhere")
     return [single]
+
+
+def _check_config(config: Path) -> None:
+    """Refuse what transformers would read other weights for, or make a list of any length for."""
+    if not config.is_file():
+        return
+    fields = json_object(config)
+    if "transformers_weights" in fields:
+        raise ModelError(f"{config}: transformers_weights is not supported; name the weights {SINGLE}")
+    labels = fields.get("num_labels")
+    if labels is not None and not (isinstance(labels, int) and 0 <= labels <= MOST_LABELS):
+        raise ModelError(f"{config}: num_labels {labels!r:.40} is not between 0 and {MOST_LABELS}")
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:

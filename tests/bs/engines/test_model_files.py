@@ -125,6 +125,7 @@ def test_a_head_that_is_not_tied_may_not_be_missing(copy: Path) -> None:
         ({"rope_scaling": {"attention_factor": float("inf")}}, "attention_factor"),
         ({"rope_parameters": {"low_freq_factor": 4.0, "high_freq_factor": 4.0}}, "high_freq_factor must differ"),
         ({"num_hidden_layers": 10**9}, "layers"),
+        ({"num_labels": 2 * 10**7}, "num_labels 20000000 is not between 0 and 10000"),
     ],
 )
 def test_a_config_may_not_ask_for_more_than_the_weights_have(
