@@ -101,7 +101,7 @@ def check_shapes(directory: Path, architecture: str, shapes: Mapping[str, Shape]
     experts = {int(found[1]) for name in shapes if (found := EXPERT.match(name))}
     counts = (("layers", layers, config.num_hidden_layers), ("experts", experts, config.experts))
     for what, numbers, count in counts:
-        if numbers and not len(numbers) == max(numbers) + 1 == count:
+        if (numbers or what == "layers") and not len(numbers) == max(numbers, default=-1) + 1 == count:
             raise ModelError(f"{directory}: config.json says {count} {what}, the weights have {len(numbers)}")
     if config.quantization_config:
         return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,8 @@ import numpy as np
 from testbed.bs.engines.base import VerifyEngine, VerifyRequest
 from testbed.bs.engines.registry import ENGINES, leave_a_core, load_engine
 from testbed.errors import TestbedError
+from testbed.experiments.runs.forked import stop_all
+from testbed.process.interrupts import as_child
 from testbed.ue.llama.batch_drafter import BatchDrafter
 
 STOP_S = 10.0
@@ -160,27 +161,23 @@ NODES: dict[str, type[DraftNode] | type[VerifyNode]] = {"drafter": DraftNode, "v
 
 def serve(name: str, orders: Orders, connection: Connection) -> None:
     """Main function of a node's process: load, report readiness, and carry out orders until told to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    as_child()
     sys.stdout = sys.stderr
     leave_a_core(orders.threads)
-    try:
-        node = NODES[name](orders)
-    except TestbedError as exc:
-        connection.send(Failed(str(exc)))
-        return
-    connection.send(Done([], time.monotonic(), time.monotonic()))
-    try:
-        with contextlib.suppress(EOFError, BrokenPipeError):
-            while (order := connection.recv()) is not None:
-                start_s, cpu_s = time.monotonic(), time.process_time()
-                try:
-                    rows = node.obey(order)
-                except TestbedError as exc:
-                    connection.send(Failed(str(exc)))
-                    return
-                connection.send(Done(rows, start_s, time.monotonic(), time.process_time() - cpu_s))
-    finally:
-        node.close()
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent process waits no longer
+        try:
+            _obey(name, orders, connection)
+        except TestbedError as exc:
+            connection.send(Failed(str(exc)))
+
+
+def _obey(name: str, orders: Orders, connection: Connection) -> None:
+    with contextlib.closing(NODES[name](orders)) as node:
+        connection.send(Done([], time.monotonic(), time.monotonic()))
+        while (order := connection.recv()) is not None:
+            start_s, cpu_s = time.monotonic(), time.process_time()
+            rows = node.obey(order)
+            connection.send(Done(rows, start_s, time.monotonic(), time.process_time() - cpu_s))
 
 
 @dataclass
@@ -263,6 +260,4 @@ def started(orders: Orders, ready_s: float = 300.0) -> Iterator[tuple[NodeProces
             node.connection.close()
         for process in processes:
             process.join(STOP_S)
-            if process.is_alive():
-                process.kill()
-                process.join(STOP_S)
+        stop_all(processes)

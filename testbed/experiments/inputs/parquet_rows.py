@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import resource
 import select
 import signal
@@ -33,8 +32,6 @@ WAIT_S = 120.0
 """Longest time for the next row."""
 AT_ONCE = 256
 """Rows that are decoded together."""
-TIMES = re.compile(r"\b(timestamp|date32|date64|time32|time64|duration|interval|month_day_nano_interval)\b(?!:)")
-"""Types of times, also within other types; before a colon it is a field's name."""
 FEW = 16
 """Rows of them that are made at a time: values that rows share are copied."""
 MEMORY = f"its rows need too much memory, {AT_ONCE} at a time"
@@ -44,8 +41,8 @@ HEAD = 4
 
 
 def parquet_rows(path: Path) -> Generator[dict[str, Any], None, None]:
-    """The rows of a Parquet file, whatever its size, as JSON would have them, but for bytes. Columns of times and
-    durations, or with some within them, which may have no Python values, are left out.
+    """The rows of a Parquet file, whatever its size, as JSON would have them, but for bytes. Times and durations,
+    which may have no Python values, are left out, also of structs and lists of them.
 
     Raises:
         BadInput: not a Parquet file, a damaged one, values that Python has not, or rows that need too much memory or
@@ -127,14 +124,17 @@ def _write_rows(path: Path, out: IO[bytes]) -> None:
 
     encode = msgspec.msgpack.Encoder(enc_hook=str).encode
     with pq.ParquetFile(path) as file:
-        kinds = {field.name: field.type for field in file.schema_arrow}
-        names = [name for name, kind in kinds.items() if not TIMES.search(str(kind))]
-        if len(kinds) < len(file.schema_arrow):
+        if len(set(file.schema_arrow.names)) < len(file.schema_arrow):
             raise ValueError("a column is there more than once")
-        leaves = map(file.schema.column, range(len(file.schema.names)))  # Arrow has no dictionaries within lists
-        text = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.path in names]
+        leaves = [file.schema.column(number) for number in range(len(file.schema.names))]
+        times = [time for field in file.schema_arrow for time in _times(field.type)]
+        if len(times) != len(leaves):
+            raise ValueError("it has nested columns that Arrow reads as others")
+        kept = [leaf.path for leaf, time in zip(leaves, times, strict=True) if not time]
+        # Arrow has no dictionaries within lists
+        text = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and "." not in leaf.path]
     with pq.ParquetFile(path, read_dictionary=text) as file:  # text that many rows share is kept once
-        for batch in file.iter_batches(columns=names, batch_size=AT_ONCE, use_threads=False):
+        for batch in file.iter_batches(columns=kept, batch_size=AT_ONCE, use_threads=False):
             for begin in range(0, len(batch), FEW):
                 for row in batch.slice(begin, FEW).to_pylist():
                     packed = encode(row)
@@ -143,6 +143,22 @@ def _write_rows(path: Path, out: IO[bytes]) -> None:
                     out.write(len(packed).to_bytes(HEAD, "little"))
                     out.write(packed)
                 out.flush()
+
+
+def _times(kind: Any) -> list[bool]:
+    """Whether each leaf of a type is one of times or durations; of a map, which needs its keys, whether any is."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _times(kind.storage_type)
+    if pa.types.is_struct(kind):
+        return [time for field in kind for time in _times(field.type)]
+    if pa.types.is_map(kind):
+        within = [*_times(kind.key_type), *_times(kind.item_type)]
+        return [any(within)] * len(within)
+    if pa.types.is_nested(kind) or pa.types.is_dictionary(kind):
+        return _times(kind.value_type)
+    return [pa.types.is_temporal(kind)]
 
 
 def _bound(memory_bytes: int) -> None:

@@ -94,8 +94,8 @@ async def _serve(radio: RadioConfig, weights: Sequence[float], target: tuple[str
 
     proxies = [Proxy(target, partial(ports, ue)) for ue in range(len(weights))]
     listens = [f"tcp://{HOST}:{await proxy.start(HOST, 0)}" for proxy in proxies]
-    line.send((tuple(listens), origin_s, os.getpid()))
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError):  # the parent process waits no longer
+        line.send((tuple(listens), origin_s, os.getpid()))
         await loop.run_in_executor(None, line.recv)
     for proxy in proxies:
         await proxy.close()

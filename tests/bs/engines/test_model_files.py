@@ -154,6 +154,14 @@ def test_a_quantization_config_is_an_object(copy: Path, quantised: Any) -> None:
         checked(copy)
 
 
+def test_quantised_weights_have_the_layers_of_their_config(copy: Path) -> None:
+    """transformers made 3,000 layers of a file without any, in 5.8 GB, before it missed them."""
+    save_file({name: one for name, one in stored(copy).items() if "layers" not in name}, copy / "model.safetensors")
+    edit_config(copy, quantization_config={"quant_method": "x"}, num_hidden_layers=3000)
+    with pytest.raises(ModelError, match="config.json says 3000 layers, the weights have 0"):
+        checked(copy)
+
+
 @pytest.mark.parametrize("base", [0, 0.0, -5.0, float("nan"), float("inf")])
 def test_a_rotary_base_without_angles_is_refused(copy: Path, base: float) -> None:
     for changes in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
@@ -25,6 +26,7 @@ from testbed.experiments.edge.pipeline_nodes import (
     Orders,
     Verify,
     answers,
+    serve,
     started,
 )
 from testbed.experiments.edge.pipeline_report import (
@@ -344,17 +346,31 @@ def test_uploads_bring_the_prompts_and_end_as_shared() -> None:
     refuse(lambda: payload(0, [1, 2, 3], 10), BadInput, "task 0 has 10 bytes", "raise the bits per token")
 
 
-def test_a_node_whose_model_cannot_be_loaded(tmp_path: Path) -> None:
-    orders = Orders(
-        drafter=str(tmp_path / "no.gguf"), target=str(tmp_path), vocab_size=10, engine="synthetic", dtype="float32",
+def orders_of(folder: Path) -> Orders:
+    return Orders(
+        drafter=str(folder / "no.gguf"), target=str(folder), vocab_size=10, engine="synthetic", dtype="float32",
         threads=1, context=64, sequences=2,
     )  # fmt: skip
 
+
+def test_a_node_whose_model_cannot_be_loaded(tmp_path: Path) -> None:
     def load() -> None:
-        with started(orders, 120):
+        with started(orders_of(tmp_path), 120):
             pass
 
     refuse(load, TestbedError, "the drafter failed", "no such file")
+
+
+def test_a_node_for_which_nobody_waits_any_longer(tmp_path: Path) -> None:
+    """Ctrl-C while models were loaded printed its traceback."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=("verifier", orders_of(tmp_path), theirs))
+    process.start()
+    ours.close()
+    theirs.close()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 @pytest.mark.slow

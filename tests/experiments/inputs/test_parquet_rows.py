@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import os
 import signal
@@ -90,6 +91,28 @@ def test_columns_of_times_are_left_out(tmp_path: Path) -> None:
     far = pa.StructArray.from_arrays([pa.array([2**62], pa.timestamp("us", "UTC"))], ["at"])
     pq.write_table(pa.table({**columns, "meta": far, "timestamps": ["a"]}), path)
     assert rows_of(path) == [{"question": "2 + 2?", "answer": "4", "timestamps": "a"}]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_times_within_lists_are_left_out_alone(tmp_path: Path, whole: bool) -> None:
+    """Conversations with a time for each turn were left out whole."""
+    path, at = tmp_path / "data.parquet", dt.datetime(2024, 5, 1, tzinfo=dt.UTC)
+    turn = pa.struct({"content": pa.string(), "header": pa.struct({"a": pa.string()}), "timestamp": pa.timestamp("us")})
+    said = [{"content": "2 + 2?", "header": {"a": "b"}, "timestamp": at}, {"content": "4", "header": None}]
+    lists = (pa.list_(turn), pa.large_list(turn), pa.list_(turn, 2))
+    columns: dict[str, Any] = {f"list {n}": pa.array([said], kind) for n, kind in enumerate(lists)}
+    columns["times"] = pa.array([[at]], pa.list_(pa.timestamp("ns")))
+    columns["map"] = pa.array([[("a", at)]], pa.map_(pa.string(), pa.timestamp("us")))
+    columns["map of turns"] = pa.array([[("a", said[0])]], pa.map_(pa.string(), turn))
+    columns["date32 x"] = [{"time32 y": 1}]
+    columns["gap"] = pa.array([{"s": 5, "n": 1}], pa.struct({"s": pa.duration("s"), "n": pa.int8()}))
+    columns["id"] = pa.array(["a"], pa.string()).dictionary_encode()
+    pq.write_table(pa.table(columns), path, store_schema=whole)
+    kept = [{"content": "2 + 2?", "header": {"a": "b"}}, {"content": "4", "header": None}]
+    expected = {f"list {n}": kept for n in range(3)} | {"date32 x": {"time32 y": 1}, "gap": {"n": 1}, "id": "a"}
+    if not whole:  # a duration is a number without Arrow's schema
+        expected["gap"] = {"s": 5, "n": 1}
+    assert rows_of(path) == [expected]
 
 
 def test_what_takes_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
