@@ -89,8 +89,9 @@ def json_values(content: bytes | str) -> Any:
             pair, which is no text; or a key occurs twice in an object: one of both values would be lost.
     """
     try:
-        found = json.loads(content, object_pairs_hook=_object, parse_int=_integer)
-        if (b"\\u" if isinstance(content, bytes) else "\\u") in content:  # type: ignore[operator]
+        text = content if isinstance(content, str) else content.decode(json.detect_encoding(content))
+        found = json.loads(text, object_pairs_hook=_object, parse_int=_integer)
+        if "\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc

@@ -46,6 +46,8 @@ def test_what_is_no_text_or_no_number_anywhere_is_refused(text: str, said: str) 
     for content in (text, text.encode()):
         with pytest.raises(ValueError, match=said):
             json_values(content)
+    with pytest.raises(ValueError, match="can't decode"):
+        json_values(b'{"a": "\xed\xa0\x80"}')
 
 
 def test_escaped_text_and_large_integers_are_read() -> None:

@@ -82,7 +82,7 @@ class BeatingThread(_WatchingThread):
 
 
 class StoppedWatch(_WatchingThread):
-    """Looks every `BEAT_S` whether one of other processes is stopped (SIGSTOP): of relays, which only pass on."""
+    """Looks every `BEAT_S` whether one of other processes is stopped (SIGSTOP): of those that do not tell it."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         super().__init__()
@@ -113,13 +113,18 @@ def warn_still(command_s: float, radio_s: float, stations_s: Sequence[float], ue
     """Log the standstills that distort a run: of the command, of the radio, of each base station and of the UEs."""
     names = ["the base station"] if len(stations_s) == 1 else [f"base station {n}" for n in range(len(stations_s))]
     for name, still_s in [("this command", command_s), ("the radio", radio_s), *zip(names, stations_s, strict=True)]:
-        if still_s > TOLD_S:
-            LOG.warning("%s stood still for %.1f s during the run; its rates and times include that", name, still_s)
+        warn_stood(name, still_s)
     if still := [one_s for one_s in ues_s if one_s > TOLD_S]:
         LOG.warning(
             "%d of %d UEs stood still for up to %.1f s during the run; rates and times include that",
             len(still), len(ues_s), max(still),
         )  # fmt: skip
+
+
+def warn_stood(name: str, still_s: float) -> None:
+    """Log the standstill of one process, if it distorts a run."""
+    if still_s > TOLD_S:
+        LOG.warning("%s stood still for %.1f s during the run; its rates and times include that", name, still_s)
 
 
 def warn_busy(late_s: Sequence[float], seconds: float) -> None:

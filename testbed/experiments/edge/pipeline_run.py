@@ -14,6 +14,7 @@ import numpy as np
 from testbed.bs.engines.target import Target
 from testbed.config import resolved, save
 from testbed.errors import BadInput, GateError
+from testbed.experiments.deployment.distortions import BeatingThread, StoppedWatch, warn_stood
 from testbed.experiments.edge.config import MODES, QUICK, PipelineConfig
 from testbed.experiments.edge.fit import dimensions, measure, report
 from testbed.experiments.edge.pipeline import Pipeline, PipelineRun
@@ -79,7 +80,7 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
         (out / "plan.json").write_text(json.dumps(plan) + "\n", encoding="utf-8")
         (out / "cell.json").write_text(json.dumps(resolved(cell.problem)) + "\n", encoding="utf-8")
         told("starting drafter and verifier")
-        with started(orders) as nodes:
+        with started(orders) as nodes, BeatingThread() as beat, StoppedWatch([node.pid for node in nodes]) as watch:
             runs: list[CarriedOut] = []
             try:
                 for one in _runs(config, target, plan, cell, nodes, told):
@@ -88,7 +89,9 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
                 if runs:
                     _tables(cell, runs, out)
                 raise
-        return _write(config, cell, plan, runs, out)
+        warn_stood("this command", beat.still_s)
+        warn_stood("the drafter or the verifier", watch.still_s)
+        return _write(config, cell, plan, runs, max(beat.still_s, watch.still_s), out)
 
 
 def quick_cost(config: PipelineConfig) -> Cost:
@@ -174,9 +177,18 @@ def _runs(
 
 
 def _write(
-    config: PipelineConfig, cell: PipelineLoad, plan: dict[str, Any], runs: Sequence[CarriedOut], out: Path
+    config: PipelineConfig,
+    cell: PipelineLoad,
+    plan: dict[str, Any],
+    runs: Sequence[CarriedOut],
+    still_s: float,
+    out: Path,
 ) -> dict[str, Any]:
-    """Write tables and `summary.json`; returns the document."""
+    """Write tables and `summary.json`; returns the document.
+
+    Args:
+        still_s: longest standstill of a process.
+    """
     steps, rows = _tables(cell, runs, out)
     if broken := [row["mode"] for row in rows if not row["lossless"]]:
         raise GateError(f"outputs of {', '.join(sorted(set(broken)))} differ from the target's own; see {out}")
@@ -196,6 +208,7 @@ def _write(
         },
         "model": model_scores(steps),
         "model_cpu": model_scores(steps, "cpu_"),
+        "still_s": still_s,
     }
     results.write_summary(out, results.summary(resolved(config), config.seed, results.host(), [document]))
     return document

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
@@ -374,13 +376,22 @@ def test_a_node_for_which_nobody_waits_any_longer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_is_carried_out_by_two_processes(tmp_path: Path) -> None:
+def test_a_plan_is_carried_out_by_two_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = PipelineConfig(
         tasks=5, shots=1, max_tokens=14, window=3, engine="transformers", repeats=1, bandwidth_mhz=2.0,
         modes=("pipeline", "continuous"), memory_bytes=3e6,
     )  # fmt: skip
     said: list[str] = []
-    document = run(config, COST, tmp_path / "run", said.append)
+
+    def stop_a_node(line: str) -> None:
+        said.append(line)
+        if line.startswith("run 1"):
+            node = multiprocessing.active_children()[0].pid or 0
+            os.kill(node, signal.SIGSTOP)
+            threading.Timer(1.5, os.kill, (node, signal.SIGCONT)).start()
+
+    document = run(config, COST, tmp_path / "run", stop_a_node)
+    assert 1.0 < document["still_s"] and "the drafter or the verifier stood still for" in caplog.text
     assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {
         "config.yaml", "plan.json", "cell.json", "steps.csv", "runs.csv", "uploads.csv", "summary.json",
     }  # fmt: skip
