@@ -27,7 +27,7 @@ from testbed.experiments.capacity.pooled import pooled
 from testbed.experiments.capacity.real_config import RealConfig, real_system
 from testbed.experiments.capacity.real_tally import RealRun, tally
 from testbed.experiments.capacity.real_ue import Report, UeOrder, run_ue
-from testbed.experiments.deployment.distortions import TOLD_S, StoppedWatch, metrics_still_s, warn_still
+from testbed.experiments.deployment.distortions import TOLD_S, StoppedWatch, metrics_still_s, warn_others, warn_still
 from testbed.experiments.deployment.links import radio_section
 from testbed.experiments.links.shared import shared_radio
 from testbed.experiments.lockstep.drafts import DraftsConfig, record
@@ -126,7 +126,8 @@ def one_load(
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         metrics = directory / "metrics.jsonl"
-        bs = stack.enter_context(base_station(_serving(config, system, metrics), say=told))["bind"]
+        serving = base_station(_serving(config, system, metrics), say=told, watch=False)
+        bs = stack.enter_context(serving)["bind"]
         addresses, relays = stack.enter_context(_links(config, ues, bs))
         watch = stack.enter_context(StoppedWatch(relays))
         start_s = time.monotonic() + LEAD_S + EACH_S * ues
@@ -134,7 +135,9 @@ def one_load(
         from_s = start_s + config.warmup_s
         began_s = time.monotonic() - counted_in(metrics)["t_s"]
         still_s = metrics_still_s(metrics, METRICS_S, from_s - began_s, from_s + config.horizon_s - began_s)
+        served = counted_in(metrics)["rounds"]
     warn_still(0.0, watch.still_s, [still_s], [report.still_s for report in reports])
+    warn_others(served, sum(len(report.rounds) for report in reports), ues)
     return tally(system, ues, seed, reports, from_s, from_s + config.horizon_s, max(still_s, watch.still_s))
 
 
@@ -142,12 +145,12 @@ def one_load(
 def _links(config: RealConfig, ues: int, bs: str) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
     """The addresses at which the UEs reach the BS, each over its own link, and the processes that relay."""
     if config.radio is not None:
-        with shared_radio(radio_section(config.radio), ues, bs, config.weights) as cell:
+        with shared_radio(radio_section(config.radio), ues, bs, config.weights, watch=False) as cell:
             yield cell.listens, [cell.pid]
     elif config.link.kind == "none":
         yield [bs] * ues, []
     else:
-        with proxy(config.link, bs) as ready:
+        with proxy(config.link, bs, watch=False) as ready:
             yield ready["listens"][:ues] if config.link.shares else [ready["listen"]] * ues, [ready["pid"]]
 
 

@@ -1,15 +1,16 @@
 """What distorts the times of a run with processes, and is warned of: processes that stood still, as when they or the
-machine were suspended, that were late, or whose models are slower than the profiles.
+machine were suspended, that were late, or whose models are slower than the profiles; and rounds of other programs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -96,6 +97,14 @@ class StoppedWatch(_WatchingThread):
                 self.still_s = max(self.still_s, now_s - (begun_s or now_s))
 
 
+@contextlib.contextmanager
+def standstill_told(name: str, pid: int) -> Iterator[None]:
+    """Log how long a process was stopped (SIGSTOP) while the block ran, if that distorts a run."""
+    with StoppedWatch([pid]) as watch:
+        yield
+    warn_stood(name, watch.still_s)
+
+
 def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float) -> float:
     """Longest standstill of a base station: the largest lateness of a line of its metrics file.
 
@@ -125,6 +134,22 @@ def warn_stood(name: str, still_s: float) -> None:
     """Log the standstill of one process, if it distorts a run."""
     if still_s > TOLD_S:
         LOG.warning("%s stood still for %.1f s during the run; its rates and times include that", name, still_s)
+
+
+def warn_others(served: int, asked: int, ues: int) -> None:
+    """Log rounds of other programs.
+
+    Args:
+        served: rounds that base stations verified.
+        asked: rounds of the run's UEs, but for those at its begin and end.
+        ues: number of UEs.
+    """
+    if served - asked > 2 * ues + TOLD_SHARE * asked:
+        LOG.warning(
+            "%d rounds were verified, and the UEs of this run had %d: other programs use its base stations; "
+            "rates and times include that",
+            served, asked,
+        )  # fmt: skip
 
 
 def warn_busy(late_s: Sequence[float], seconds: float) -> None:

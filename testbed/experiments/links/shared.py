@@ -18,6 +18,7 @@ from testbed.channel.radio.config import RadioConfig
 from testbed.channel.radio.mac import RadioCell
 from testbed.channel.radio.model import RadioUe
 from testbed.errors import EngineError
+from testbed.experiments.deployment.distortions import standstill_told
 from testbed.experiments.runs.forked import stop_all
 from testbed.experiments.runs.processes import watched
 from testbed.process.interrupts import as_child
@@ -39,12 +40,13 @@ class SharedRadio(NamedTuple):
 
 @contextlib.contextmanager
 def shared_radio(
-    radio: RadioConfig, ues: int, target: str, weights: Sequence[float] | None = None
+    radio: RadioConfig, ues: int, target: str, weights: Sequence[float] | None = None, *, watch: bool = True
 ) -> Iterator[SharedRadio]:
     """Relay between `ues` UEs and a base station at `target` over one cell.
 
     Args:
         weights: of the UEs, for the radio's scheduler `weights`; None: equal.
+        watch: see `base_station`.
 
     Raises:
         BadInput: channels that cannot be computed, or an invalid address.
@@ -65,7 +67,10 @@ def shared_radio(
             found = None
         if found is None:
             raise EngineError("the relay of the shared radio did not start")
-        with watched("relay of the shared radio", process):
+        with contextlib.ExitStack() as held:
+            held.enter_context(watched("relay of the shared radio", process))
+            if watch:
+                held.enter_context(standstill_told("the relay of the shared radio", found[-1]))
             yield SharedRadio(*found)
     finally:
         ours.close()  # which ends it

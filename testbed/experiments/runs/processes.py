@@ -22,6 +22,7 @@ from testbed.channel.spec import ChannelSpec, channel_text
 from testbed.clock import within
 from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
+from testbed.experiments.deployment.distortions import standstill_told
 from testbed.process.children import is_stopped, module_command, signal_name
 
 PARENT = "TESTBED_PARENT"
@@ -54,12 +55,13 @@ def command(*arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def base_station(
-    config: ServeConfig, ready_s: float = 300.0, say: Callable[[str], None] = lambda _: None
+    config: ServeConfig, ready_s: float = 300.0, say: Callable[[str], None] = lambda _: None, *, watch: bool = True
 ) -> Iterator[dict[str, Any]]:
     """A `testbed bs serve` process; yields its ready line (`bind`, `pid`), and stops it afterwards.
 
     Args:
         say: takes a line every `LINE_S` while it loads.
+        watch: whether to log its standstills; False: the caller finds them itself.
 
     Raises:
         BadInput: it refused its configuration.
@@ -68,7 +70,7 @@ def base_station(
     limit_s = ready_s + (COMPILING_S if config.compiled else 0.0)
     with (
         _file(config) as file,
-        _serving("base station", command("bs", "serve", "--json", *file), limit_s, say) as ready,
+        _serving("base station", command("bs", "serve", "--json", *file), limit_s, say, watch=watch) as ready,
     ):
         yield ready
 
@@ -87,21 +89,31 @@ def counted_in(metrics: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def proxy(channel: ChannelSpec, target: str, listen: str = "tcp://127.0.0.1:*") -> Iterator[dict[str, Any]]:
+def proxy(
+    channel: ChannelSpec, target: str, listen: str = "tcp://127.0.0.1:*", *, watch: bool = True
+) -> Iterator[dict[str, Any]]:
     """A `testbed channel emulate` process before a BS; yields its ready line (`listen`, `pid`, `origin_s`).
+
+    Args:
+        watch: see `base_station`.
 
     Raises:
         BadInput: it refused its arguments.
         TestbedError: it died, or was not ready in time.
     """
     arguments = ["--channel", channel_text(channel), "--listen", listen, "--to", target]
-    with _serving("proxy", command("channel", "emulate", "--json", *arguments), PROXY_READY_S) as ready:
+    with _serving("proxy", command("channel", "emulate", "--json", *arguments), PROXY_READY_S, watch=watch) as ready:
         yield ready
 
 
 @contextlib.contextmanager
 def _serving(
-    name: str, arguments: Sequence[str], ready_s: float, say: Callable[[str], None] = lambda _: None
+    name: str,
+    arguments: Sequence[str],
+    ready_s: float,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    watch: bool,
 ) -> Iterator[dict[str, Any]]:
     """A process that says one line when it is ready and then serves until it is stopped."""
     process = subprocess.Popen(
@@ -121,7 +133,10 @@ def _serving(
     try:
         ready = _wait_ready(name, process, said, complaints, readers[1], ready_s, say)
         _serving_now.append(entry)
-        yield ready
+        with contextlib.ExitStack() as held:
+            if watch:
+                held.enter_context(standstill_told(f"the {name}", process.pid))
+            yield ready
     finally:
         if entry in _serving_now:
             _serving_now.remove(entry)
@@ -226,12 +241,13 @@ def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     )
     output, stopped_s = None, None
     try:
-        while output is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                output, _ = process.communicate(timeout=WATCH_S)
-            if process.returncode is None:
-                check_serving()
-                stopped_s = check_stopped("the user equipment", process.pid, stopped_s)
+        with standstill_told("the user equipment", process.pid):
+            while output is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    output, _ = process.communicate(timeout=WATCH_S)
+                if process.returncode is None:
+                    check_serving()
+                    stopped_s = check_stopped("the user equipment", process.pid, stopped_s)
     finally:
         stop(process)
         if process.stdout:

@@ -1,22 +1,30 @@
-"""UEs that stand still while a cell with processes runs."""
+"""UEs that stand still, and others that are served, while a cell with processes runs."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from testbed.channel.link import ZmqLink, new_identity
+from testbed.clock import WallClock
 from testbed.experiments.cell.config import CellConfig, UeGroup
 from testbed.experiments.cell.real import radio, run
 from testbed.experiments.cell.real.run import run_cell_really
 from testbed.experiments.deployment import distortions
+from testbed.ue.client import Client
+from tests.support.hostile.honest import decode
 
 
 def test_ues_that_begin_late_or_not_at_all_stand_still_for_nobody(
@@ -30,6 +38,7 @@ def test_ues_that_begin_late_or_not_at_all_stand_still_for_nobody(
     found = run_cell_really(CellConfig(seconds=4.0, warmup_s=0.5, ues=groups)).groups
     assert [tally.tokens > 0 for _, tallies in found for tally in tallies] == [True, True, False]
     assert not [one for one in caplog.records if "stood still" in one.getMessage()]
+    assert "other programs" not in caplog.text
 
 
 def test_a_ue_that_stood_still_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,3 +106,35 @@ def test_a_command_that_stood_still_is_told_of(caplog: pytest.LogCaptureFixture)
     distortions.warn_still(0.5, 0.0, [0.0], [])
     (warned,) = caplog.records
     assert warned.getMessage().startswith("this command stood still for")
+
+
+def test_rounds_of_others_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """They were in the passes and the busy time, without a word."""
+    processes = run._run_processes
+
+    async def decode_beside(address: str) -> None:
+        client = Client(ZmqLink(address, new_identity()), WallClock(), 1)
+        try:
+            await client.connect("", 512)
+            for number in itertools.count():
+                await decode(client, ("greedy", 0.0, False), [1, 2, 3, number % 90])
+        finally:
+            await client.close()
+
+    def run_beside(config: CellConfig, servings: Sequence[tuple[str, Path]], *args: Any) -> Any:
+        loop = asyncio.new_event_loop()
+        other = loop.create_task(decode_beside(servings[0][0]))
+        thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([other])))
+        thread.start()
+        try:
+            return processes(config, servings, *args)
+        finally:
+            loop.call_soon_threadsafe(other.cancel)
+            thread.join()
+            loop.close()
+
+    config = CellConfig(seconds=5.0, warmup_s=1.0, ues=(UeGroup(name="a", response=(5, 15)),))
+    monkeypatch.setattr(radio, "LEAD_S", 0.5)
+    monkeypatch.setattr(run, "_run_processes", run_beside)
+    run_cell_really(config)
+    assert "other programs use its base stations" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -54,6 +55,17 @@ def test_it_waits_for_the_ready_line_and_ends_the_process_afterwards(script: Scr
         assert load(ServeConfig, Path(file)) == ServeConfig(engine="x")
         assert alive(pid)
     assert not alive(pid)
+
+
+def test_a_base_station_that_was_stopped_is_told_of(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    """Measured rates and times included that, without a word."""
+    pid = script(READY + "time.sleep(600)")
+    for stopped_s, told in ((0.3, False), (1.5, True)):
+        with processes.base_station(ServeConfig(engine="x")):
+            os.kill(int(pid.read_text()), signal.SIGSTOP)
+            time.sleep(stopped_s)
+            os.kill(int(pid.read_text()), signal.SIGCONT)
+        assert ("the base station stood still for 1." in caplog.text) is told
 
 
 def test_a_line_of_counters_that_is_being_written_does_not_count(tmp_path: Path) -> None:

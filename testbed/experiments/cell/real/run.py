@@ -60,7 +60,7 @@ def run_cell_really(config: CellConfig, told: Told = untold) -> CellRun:
         place = held.enter_context(shared_cell(config, os.getpid())) if config.carrier == "tc" else None
         host = None if place is None else place.host_address
         servings = [
-            (held.enter_context(base_station(serving(config, profile, metrics, host)))["bind"], metrics)
+            (held.enter_context(base_station(serving(config, profile, metrics, host), watch=False))["bind"], metrics)
             for profile, metrics in stations_of(config, directory)
         ]
         with distortions.BeatingThread() as beat:
@@ -100,7 +100,7 @@ def _own_outputs(config: CellConfig, directory: Path) -> Path | None:
 def _warn(
     config: CellConfig, radio: RadioReport, reports: Iterable[UeReport], counted: Sequence[Sequence[Counters]]
 ) -> None:
-    """Log what distorts the times of UEs and of passes."""
+    """Log what distorts the times of UEs and of passes, and rounds of other programs."""
     found = list(reports)
     beats_s = [radio.beats_late_s, *(report.beats_late_s for report in found)]
     distortions.warn_busy(beats_s, config.seconds - config.warmup_s)
@@ -108,6 +108,8 @@ def _warn(
     distortions.warn_slow(
         "drafters", sum(report.late_s for report in found), sum(report.tally.computed_s for report in found)
     )
+    served = sum(after["rounds"] - before["rounds"] for before, after in zip(*counted, strict=True))
+    distortions.warn_others(served, sum(report.tally.rounds for report in found), len(found))
     for before, after in zip(*counted, strict=True):
         late_s = after["pace"]["late_s"] - before["pace"]["late_s"]
         distortions.warn_slow("passes", late_s, after["busy_s"] - before["busy_s"])
