@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
@@ -21,12 +20,29 @@ class Clock(Protocol):
         """Return after `seconds`."""
 
 
-@functools.cache
-def unix_zero_s() -> float:
+class UnixZero:
     """Unix time at the zero of the host's monotonic clock, read once per process and unaffected by later changes of the
     date. It aligns timestamps of the process, its runs and its power meters.
     """
-    return time.time() - time.perf_counter()
+
+    def __init__(self) -> None:
+        self._zero_s: float | None = None
+
+    def __call__(self) -> float:
+        if self._zero_s is None:
+            self._zero_s = time.time() - time.perf_counter()
+        return self._zero_s
+
+    def go_on_after(self, last_s: float) -> float:
+        """Have this process's times come after one of an earlier process, although the date went back meanwhile, as
+        that of a board without a battery does; returns by how many seconds they are later than the date says.
+        """
+        later_s = max(0.0, last_s - self() - time.perf_counter())
+        self._zero_s = self() + later_s
+        return later_s
+
+
+unix_zero_s = UnixZero()
 
 
 class WallClock:

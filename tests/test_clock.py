@@ -1,12 +1,14 @@
-"""Waiting with an end."""
+"""Waiting with an end, and times of processes that follow each other."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 
 import pytest
 
-from testbed.clock import within
+from testbed.clock import UnixZero, within
 
 
 async def test_a_result_in_time_comes_back() -> None:
@@ -46,3 +48,13 @@ async def test_a_cancellation_that_comes_with_the_result_is_not_lost(failing: bo
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+def test_times_go_on_after_those_of_a_part_before_the_date_went_back() -> None:
+    zero_s = UnixZero()
+    date_s = zero_s()
+    assert abs(date_s + time.perf_counter() - time.time()) < 1
+    assert zero_s.go_on_after(time.time() - 5) == 0.0 and zero_s() == date_s
+    assert zero_s.go_on_after(-math.inf) == 0.0
+    later_s = zero_s.go_on_after(time.time() + 100)
+    assert later_s == pytest.approx(100, abs=2) and zero_s() == date_s + later_s

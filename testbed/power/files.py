@@ -7,6 +7,7 @@ source, such as `# source=jetson mean=0 total=VDD_IN`.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import re
@@ -165,6 +166,17 @@ class Log:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def last_sample_s(path: Path) -> float:
+    """Time of the last sample of a `Log`; -inf: there is none."""
+    lines = file_bytes(path).decode("utf-8", errors="replace").splitlines() if path.exists() else []
+    for line in reversed(lines):
+        time, comma, _ = line.partition(",")
+        with contextlib.suppress(ValueError):
+            if comma and math.isfinite(time_s := cell_number(time)):
+                return time_s
+    return -math.inf
 
 
 # ---------------------------------------------------------------- parquet

@@ -9,16 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from testbed.config import ServeConfig
 from testbed.experiments.runs.journal import NAME
 from testbed.experiments.runs.processes import base_station
+from testbed.power.files import read_samples
+from tests.support.wall_clock import WallClock, wall_clock_available
 
 METHODS = ("greedy", "sh", "target-only")
 PROMPTS = 6
@@ -51,14 +56,14 @@ def whole(first: dict[str, Any]) -> dict[tuple[str, str], list[int]]:
     return outputs(ue("--bs", first["bind"]))
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, more: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "testbed", "ue", "run", *RUN, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def ue(*arguments: str, code: int = 0) -> Any:
-    process = start(*arguments)
+def ue(*arguments: str, code: int = 0, more: Mapping[str, str] = MappingProxyType({})) -> Any:
+    process = start(*arguments, more=more)
     output, said = process.communicate(timeout=200)
     assert process.returncode == code, said
     return json.loads(output) if code == 0 else said
@@ -69,6 +74,15 @@ def outputs(document: dict[str, Any]) -> dict[tuple[str, str], list[int]]:
     assert len(found) == PROMPTS * len(METHODS)
     assert all(row["lossless"] is True and row["requests"] == PROMPTS for row in document["rows"])
     return found
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return found
+
+
+def place(row: Mapping[str, Any]) -> tuple[str, int]:
+    return row["method"], row["request"]
 
 
 def grown(path: Path, size: int, process: subprocess.Popen[str]) -> None:
@@ -101,6 +115,29 @@ def test_a_killed_ue_goes_on_with_what_is_unfinished(
     time.sleep(0.5)
     assert json.loads(metrics.read_text().splitlines()[-1])["sessions"] == 0  # those of the killed runs, too
     assert "nothing is left to resume" in ue("--bs", first["bind"], "--out", str(out), "--resume", code=2)
+
+
+@pytest.mark.skipif(wall_clock_available() is not None, reason=str(wall_clock_available()))
+def test_a_ue_whose_date_went_back_meanwhile(first: dict[str, Any], tmp_path: Path) -> None:
+    """A board without a battery: no power was found, or some of another part, and recorded states were out of order."""
+    out, meter, clock = tmp_path / "run", tmp_path / "meter.csv", WallClock(tmp_path)
+    meter.write_text("time_s,total_w\n" + "".join(f"{n / 50:.2f},{n / 50:.2f}\n" for n in range(20_000)))
+    options = ["--bs", first["bind"], "--out", str(out), "--power", str(meter), "--power-idle-s", "0.2"]
+    process = start(*options, more=clock.environment)
+    grown(out / NAME, 3000, process)
+    process.kill()
+    process.communicate()
+    clock.set(-3600)
+    outputs(ue(*options, "--resume", more=clock.environment))
+    power = read_samples(out / "power.parquet")
+    assert power.skipped <= 1 and (np.diff(power.time_s) > 0).all()
+    zeros_s = {(one["method"], one["request"]): one["clock_unix_s"] for one in rows(out / "requests.parquet")}
+    begins_s = {
+        part: [one["begin_s"] + part for one in rows(out / "rounds.parquet") if zeros_s[place(one)] == part]
+        for part in set(zeros_s.values())
+    }
+    earlier, later = sorted(begins_s.values(), key=lambda times_s: len(times_s))
+    assert max(earlier) < min(later) and min(earlier) > power.time_s[0] and max(later) < power.time_s[-1]
 
 
 def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[int]], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import BadInput
-from testbed.power.files import Log, read_samples, write_parquet
+from testbed.power.files import Log, last_sample_s, read_samples, write_parquet
 from testbed.power.reading import Reading
 from testbed.power.series import Samples
 from tests.power import recorded
@@ -72,6 +73,16 @@ def test_a_truncated_log_can_be_continued(tmp_path: Path) -> None:
     assert found.skipped + len(found.time_s) == 3
     refuse(lambda: log(path, [], again=True, rails=("gpu0",)), BadInput, "other sensors")
     same(read_samples(log(path, READINGS)))  # a new run replaces the log
+
+
+def test_the_last_sample_of_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "power.csv"
+    assert last_sample_s(path) == -math.inf
+    assert last_sample_s(log(path, [])) == -math.inf
+    assert last_sample_s(log(path, READINGS)) == 1000.2
+    for cut in ("2000", "nan,5", "x,5", ""):
+        path.write_text(log(path, READINGS).read_text() + cut)
+        assert last_sample_s(path) == 1000.2
 
 
 def test_a_meters_csv(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from testbed.clock import unix_zero_s
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
 from testbed.experiments.inputs.marks import Mark, marker
-from testbed.experiments.power.recorder import finish, settled, source_of, watching
+from testbed.experiments.power.recorder import UNDER_WAY, finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import write_requests, write_rounds
 from testbed.experiments.results.rows import rows as rows_of
@@ -25,11 +26,13 @@ from testbed.experiments.runs.execute import Begun, Watch, execute
 from testbed.experiments.runs.journal import Journal
 from testbed.experiments.runs.prepare import Workload, prepare
 from testbed.experiments.runs.progress import LiveProgress
+from testbed.power.files import last_sample_s
 from testbed.power.reading import PowerSource
 from testbed.protocols.methods import run_method
-from testbed.ue.records import RoundRecord
+from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.run import Outcome, own_output, sampling_of
 
+LOG = logging.getLogger(__name__)
 GIVEN = "prompt.json"
 """Prompts that were given on the command line, as a list of texts, or one as a list of ids."""
 TIMES = ("begin_s", "sent_s", "verdict_s", "end_s")
@@ -88,6 +91,7 @@ def _into(
     """Run, and write a run directory."""
     journal = (Journal.resume if resume else Journal.begin)(out, config, work)
     try:
+        _go_on_after(journal.done, out)
         if given is not None:
             results.write_text(out / GIVEN, json.dumps(list(given)))
         with watching(config, source, out, resume) as power:
@@ -99,6 +103,19 @@ def _into(
     finally:
         journal.close()
     return result
+
+
+def _go_on_after(done: Sequence[Outcome], out: Path) -> None:
+    """Have times come after those of an interrupted part of the run."""
+    known = [(one.record.clock_unix_s, _end_s(one.record)) for one in done]
+    ends_s = [zero_s + last_s for zero_s, last_s in known if zero_s is not None]
+    later_s = unix_zero_s.go_on_after(max([*ends_s, last_sample_s(out / UNDER_WAY)]))
+    if later_s:
+        LOG.warning(
+            "the date is %.0f s before the end of the interrupted part of this run; times go on from that end, and no "
+            "external meter fits both parts",
+            later_s,
+        )  # fmt: skip
 
 
 def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Outcome]:
@@ -115,13 +132,17 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
         return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 
+def _end_s(record: RequestRecord) -> float:
+    return max((one.end_s or 0.0 for one in record.rounds), default=0.0)
+
+
 def _on_this_clock(outcome: Outcome) -> Outcome:
     """An outcome whose times are those of this process's monotonic clock. That of the part before a resumption began
     anew if its times are still to come; how far both are apart is told by the date, in whole seconds.
     """
     record, rounds = outcome.record, list[RoundRecord]()
-    zero_s, end_s = record.clock_unix_s, max((one.end_s or 0.0 for one in record.rounds), default=0.0)
-    if zero_s is None or end_s <= time.perf_counter():
+    zero_s = record.clock_unix_s
+    if zero_s is None or _end_s(record) <= time.perf_counter():
         return outcome
     shift_s = float(round(zero_s - unix_zero_s()))
     for one in record.rounds:
