@@ -29,9 +29,10 @@ from testbed.experiments.results.csv_file import write_csv
 from testbed.experiments.results.metrics import RequestTimes, times_of
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.prepare import Workload, prepare
-from testbed.experiments.runs.processes import base_station
+from testbed.experiments.runs.processes import base_station, keep_checking
 from testbed.intervals import LEAST_VALUES, independent_seed
 from testbed.protocols.methods import run_method
+from testbed.tasks import beside
 from testbed.ue.dial import dial
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.records import RequestRecord
@@ -158,7 +159,7 @@ def _measured(config: BenchConfig, limits: Mapping[str, float], say: Say) -> dic
     with _station(config, say) as address:
         drafter = drafter_of(run, work)
         try:
-            rows = asyncio.run(_measure(config, work, drafter, address, limits, say))
+            rows = asyncio.run(beside([keep_checking()], _measure(config, work, drafter, address, limits, say)))
         finally:
             drafter.close()
     stated = resolved(config)

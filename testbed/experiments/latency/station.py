@@ -17,7 +17,8 @@ from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, clos
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.results.claims import kept
 from testbed.experiments.runs.prepare import Prompt, Workload, prepare
-from testbed.experiments.runs.processes import base_station, counted_in
+from testbed.experiments.runs.processes import base_station, counted_in, keep_checking
+from testbed.tasks import beside
 from testbed.ue.client import Client
 from testbed.ue.drafters.base import Drafter
 from testbed.ue.drafters.controlled import ReplayDrafter
@@ -69,7 +70,7 @@ def with_station(
         metrics=str(metrics), **more,
     )  # fmt: skip
     with base_station(serve) as ready:
-        return asyncio.run(_connected(ready["bind"], work, use, count))
+        return asyncio.run(beside([keep_checking()], _connected(ready["bind"], work, use, count)))
 
 
 async def _connected(address: str, work: Workload, use: Use[T], count: int) -> T:

@@ -212,6 +212,17 @@ def check_serving() -> None:
             raise TestbedError(f"the {name} ended during the run (exit code {code}): {reason}")
 
 
+async def keep_checking() -> None:
+    """Have `check_serving` look every `WATCH_S`, until cancelled.
+
+    Raises:
+        TestbedError: see `check_serving`.
+    """
+    while True:
+        check_serving()
+        await asyncio.sleep(WATCH_S)
+
+
 def user_equipment(
     config: RunConfig, out: Path, prefix: Sequence[str] = (), resume: bool = False
 ) -> tuple[dict[str, Any], int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.cli.runs.bench import report_lines
-from testbed.config import ServeConfig
-from testbed.errors import BadInput
+from testbed.config import RunConfig, ServeConfig
+from testbed.errors import BadInput, TestbedError
 from testbed.experiments.latency.bench import arrivals, limits_of, row_of, run_bench
 from testbed.experiments.latency.bench_config import BenchConfig
+from testbed.experiments.latency.load_config import LoadConfig
+from testbed.experiments.latency.station import with_station, workload_of
 from testbed.experiments.plots.bench import bench_figure
 from testbed.experiments.results.metrics import RequestTimes, times_of
+from testbed.experiments.runs import processes
 from testbed.experiments.runs.processes import base_station
 from testbed.models.bundle import bundled
+from testbed.ue.client import Client
 from testbed.ue.records import RequestRecord, RoundRecord
 
 
@@ -118,3 +124,29 @@ def test_a_real_base_station_under_load(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "bench" / "summary.json").read_text())
     assert kept["kind"] == "bench" and kept["config"]["engine"] is None is kept["config"]["dtype"]
     assert {path.name for path in (tmp_path / "bench" / "plots").iterdir()} == {"1-bench.png", "1-bench.svg"}
+
+
+@pytest.mark.slow
+def test_a_base_station_that_is_killed_ends_the_measurement(tmp_path: Path) -> None:
+    """UEs waited for their timeout; `latency measure` and `ramp`, with one of ten minutes, seemed to hang."""
+
+    def say(line: str) -> None:
+        if "requests at" in line:
+            processes._serving_now[-1][1].kill()
+
+    config = BenchConfig(engine="llama", rates=(math.inf,), requests=6, timeout_s=250.0)
+    with pytest.raises(TestbedError, match="the base station was ended during the run by SIGKILL"):
+        run_bench(config, tmp_path / "bench", say)
+
+
+@pytest.mark.slow
+def test_a_load_whose_base_station_is_killed_ends(tmp_path: Path) -> None:
+    load = LoadConfig(engine="llama", model=str(bundled().require("drafter")))
+    work = workload_of(RunConfig(limit=1))
+
+    async def wait(clients: Sequence[Client]) -> None:
+        processes._serving_now[-1][1].kill()
+        await asyncio.sleep(250)
+
+    with pytest.raises(TestbedError, match="the base station was ended during the run by SIGKILL"):
+        with_station(load, work, wait, tmp_path / "metrics.jsonl")
