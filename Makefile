@@ -34,7 +34,7 @@ check: $(STAMP)  ## check formatting, lint, types, import rules, evidence of fig
 	$(SITE)
 
 test: check  ## run the checks and all tests, in one process more than cores, four at most (tests wait a quarter of their time); PYTEST_ARGS='-m "not slow"' selects tests
-	$(BIN)/python -m pytest -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 docs: $(STAMP)  ## build the documentation site into build/site; broken links are errors
 	$(SITE)
