@@ -23,7 +23,7 @@ from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pon
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
-from testbed.ue.waiting.stations import PROGRESS, StationLink, StationState, common
+from testbed.ue.waiting.stations import PROGRESS, StationLink, StationState, WaitingTime, common
 
 LOG = logging.getLogger(__name__)
 PROBE_S = 1.0
@@ -58,8 +58,8 @@ class FailoverClient(Client):
         self._at = self._epoch = 0
         self._probes = itertools.count(PROBES)
         self._hello: Hello | None = None
-        self._asked_s: float | None = None
-        """Since when sessions have waited without `PROGRESS` of any; None: none waits."""
+        self._waited = WaitingTime(clock)
+        """Without `PROGRESS` of any request."""
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
@@ -119,10 +119,9 @@ class FailoverClient(Client):
         Raises:
             LinkTimeout: no message in time; says why no other station serves, if one answers.
         """
-        if session >= 0 and self._asked_s is None:
-            self._asked_s = self.clock.time()
         try:
-            packet = await super().receive(session, timeout_s)
+            with self._waited.of_one() if session >= 0 else contextlib.nullcontext():
+                packet = await super().receive(session, timeout_s)
             if session >= 0 and isinstance(packet.message, Fault) and await self._leaves():
                 return Packet(Resync(session=session, reason=packet.message.reason), {}, 0)
             return packet
@@ -136,6 +135,10 @@ class FailoverClient(Client):
         await super().close()
         for station in self._stations:
             station.link.close()
+
+    async def _rest(self, seconds: float) -> bool:
+        with self._waited.of_one():
+            return await super()._rest(seconds)
 
     @property
     def _addresses(self) -> list[str]:
@@ -210,7 +213,7 @@ class FailoverClient(Client):
         if (mailbox := self._mail.get(session)) is not None:
             mailbox.put(packet)
             if session >= 0 and isinstance(message, PROGRESS):
-                self._asked_s = None
+                self._waited.reset()
 
     # ------------------------------------------------------------ choosing the serving station
 
@@ -222,9 +225,7 @@ class FailoverClient(Client):
                 if station.silent(now_s, self._silence_s):
                     station.lose()
                 await self._probe(station)
-            if not any(mailbox.awaited for session, mailbox in self._mail.items() if session >= 0):
-                self._asked_s = None
-            elif self._asked_s is not None and now_s - self._asked_s > self.timeout_s / 2:
+            if self._waited.seconds > self.timeout_s / 2:
                 self._avoid(self._stations[self._at], now_s)
             if self.welcome is not None:
                 self._choose(now_s)
@@ -294,7 +295,8 @@ class FailoverClient(Client):
         left = self._stations[self._at]
         left.welcome = None  # greeted again on return, so that it frees this UE's sessions
         self._at, self._link = number, self._stations[number].link
-        self._epoch, self._asked_s = self._epoch + 1, None
+        self._epoch += 1
+        self._waited.reset()
         if self.welcome is not None:
             self.moves.append(self.serving)
             self._moved_on(f"{self.serving} serves now")

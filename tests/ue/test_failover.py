@@ -32,7 +32,7 @@ from testbed.ue.failover import FailoverClient
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.session import DecodingSession
 from testbed.ue.target_only import decode_remotely
-from testbed.ue.waiting.stations import StationLink, StationState
+from testbed.ue.waiting.stations import StationLink, StationState, WaitingTime
 from testbed.ue.windows.fixed import FixedWindow
 from testbed.ue.windows.stream_choice import StreamChoice
 from tests.support.heads import random_head
@@ -415,6 +415,60 @@ async def test_a_station_that_confirms_each_new_session_and_goes_on_with_none_is
         for request in requests:
             assert (await request).token_ids == own(PROMPT, 20)
         assert client.moves[0] == where.addresses[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "answer"),
+    [
+        ("greedy", Open, Busy(0, "full", 0.3)),
+        ("greedy", Draft, Busy(0, "full", 0.3)),
+        ("greedy", Draft, Resync(0)),
+        (TARGET_ONLY, Open, Busy(0, "full", 0.3)),
+        (TARGET_ONLY, Open, Resync(0)),
+    ],
+)
+async def test_a_station_that_asks_to_wait_or_forgets_without_end_is_left(
+    method: str, asked: type[Any], answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody was waiting when the watchdog looked, so that one whose sessions another UE held denied an idle one."""
+    async with site() as where, roaming(where, 4.0) as client:
+        link = client._stations[0].link
+        send = link.send
+
+        async def answered(frames: Any) -> int:
+            message = decode_uplink([bytes(frame) for frame in frames]).message
+            if not isinstance(message, asked):
+                return await send(frames)
+            more = {"round": message.round} if isinstance(message, Draft) and isinstance(answer, Busy) else {}
+            client._deliver(Packet(replace_struct(answer, session=message.session, **more), {}, 0))
+            return 0
+
+        monkeypatch.setattr(link, "send", answered)
+        assert (await decode(client, method, 20)).token_ids == own(PROMPT, 20)
+        assert client.moves[0] == where.addresses[1]
+
+
+def test_time_of_several_that_wait_counts_once_and_other_time_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = WallClock()
+    now_s = 0.0
+    monkeypatch.setattr(clock, "time", lambda: now_s)
+    waited = WaitingTime(clock)
+    now_s = 1.0
+    with waited.of_one():
+        now_s = 3.0
+        assert waited.seconds == 2.0
+        with waited.of_one():
+            now_s = 4.0
+        assert waited.seconds == 3.0
+    now_s = 9.0
+    assert waited.seconds == 3.0
+    with waited.of_one():
+        now_s = 10.0
+        assert waited.seconds == 4.0
+        waited.reset()
+        now_s = 10.5
+        assert waited.seconds == 0.5
+    assert waited.seconds == 0.5
 
 
 async def test_a_request_that_a_station_refuses_is_refused_and_moves_nobody() -> None:

@@ -48,6 +48,6 @@ class ReportedTimes:
         """The same of a BS that decodes alone: its verdicts may come together, so that their times are compared with
         that since the start.
         """
-        found = self.of_window(verdict, now_s - self._start_s - self._alone_s)
+        found = self.of_window(verdict, max(0.0, now_s - self._start_s - self._alone_s))
         self._alone_s += max(found.bs_s, found.queue_s + found.verify_s + found.judge_s)
         return found

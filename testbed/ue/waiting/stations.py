@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from testbed.channel.link import Link
+from testbed.clock import Clock
 from testbed.protocols.messages import Fault, NeedHidden, Verdict, Welcome
 
 PROGRESS = (Verdict, NeedHidden, Fault)
@@ -18,6 +20,35 @@ sessions (`Opened`), and may ask others to wait (`Busy`).
 """
 SLOWEST_BPS = 1e6
 """Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
+
+
+class WaitingTime:
+    """Time in which requests have waited for a station; where several wait at once, it counts once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._waiting = clock, 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._before_s, self._since_s = 0.0, self._clock.time()
+
+    @property
+    def seconds(self) -> float:
+        """What has passed."""
+        return self._before_s + (self._clock.time() - self._since_s if self._waiting else 0.0)
+
+    @contextlib.contextmanager
+    def of_one(self) -> Iterator[None]:
+        """A request waits while the block runs."""
+        if not self._waiting:
+            self._since_s = self._clock.time()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._before_s, self._waiting = self.seconds, self._waiting - 1
+            self._since_s = self._clock.time()
 
 
 def common(welcomes: Sequence[Welcome]) -> Welcome:
