@@ -105,6 +105,14 @@ def standstill_told(name: str, pid: int) -> Iterator[None]:
     warn_stood(name, watch.still_s)
 
 
+@contextlib.contextmanager
+def own_standstill_told() -> Iterator[None]:
+    """Log how long this process stood still while the block ran (SIGSTOP, Ctrl-Z), if that distorts a run."""
+    with BeatingThread() as beat:
+        yield
+    warn_stood("this command", beat.still_s)
+
+
 def metrics_still_s(metrics: Path, interval_s: float, from_s: float, to_s: float) -> float:
     """Longest standstill of a base station: the largest lateness of a line of its metrics file.
 

@@ -18,6 +18,7 @@ from testbed.bs.engines.registry import ENGINES
 from testbed.clock import WallClock
 from testbed.config import RunConfig, ServeConfig, resolved
 from testbed.errors import BadInput
+from testbed.experiments.deployment.distortions import own_standstill_told
 from testbed.experiments.deployment.load import Fleet, LoadRequest, open_loop, poisson_arrivals
 from testbed.experiments.inputs.pair import target_for
 from testbed.experiments.latency.bench_config import BenchConfig
@@ -159,7 +160,8 @@ def _measured(config: BenchConfig, limits: Mapping[str, float], say: Say) -> dic
     with _station(config, say) as address:
         drafter = drafter_of(run, work)
         try:
-            rows = asyncio.run(beside([keep_checking()], _measure(config, work, drafter, address, limits, say)))
+            with own_standstill_told():
+                rows = asyncio.run(beside([keep_checking()], _measure(config, work, drafter, address, limits, say)))
         finally:
             drafter.close()
     stated = resolved(config)

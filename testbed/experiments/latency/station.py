@@ -13,6 +13,7 @@ from testbed.channel.link import ZmqLink, new_identity
 from testbed.clock import WallClock
 from testbed.config import RunConfig, ServeConfig
 from testbed.errors import BadInput
+from testbed.experiments.deployment.distortions import own_standstill_told
 from testbed.experiments.deployment.load import Fleet, LoadRequest, LoadUe, closed_loop
 from testbed.experiments.latency.load_config import LoadConfig
 from testbed.experiments.results.claims import kept
@@ -69,7 +70,7 @@ def with_station(
         bind="tcp://127.0.0.1:*", engine=config.engine, model=config.model, dtype=config.dtype, pace=config.pace,
         metrics=str(metrics), **more,
     )  # fmt: skip
-    with base_station(serve) as ready:
+    with base_station(serve) as ready, own_standstill_told():
         return asyncio.run(beside([keep_checking()], _connected(ready["bind"], work, use, count)))
 
 

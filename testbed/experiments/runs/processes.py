@@ -22,7 +22,7 @@ from testbed.channel.spec import ChannelSpec, channel_text
 from testbed.clock import within
 from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
-from testbed.experiments.deployment.distortions import standstill_told, warn_stood
+from testbed.experiments.deployment.distortions import standstill_told
 from testbed.process.children import is_stopped, module_command, signal_name
 
 PARENT = "TESTBED_PARENT"
@@ -213,20 +213,14 @@ def check_serving() -> None:
 
 
 async def keep_checking() -> None:
-    """Have `check_serving` look every `WATCH_S`, until cancelled, and log a standstill of this process then.
+    """Have `check_serving` look every `WATCH_S`, until cancelled.
 
     Raises:
         TestbedError: see `check_serving`.
     """
-    still_s = 0.0
-    try:
-        while True:
-            check_serving()
-            due_s = time.monotonic() + WATCH_S
-            await asyncio.sleep(WATCH_S)
-            still_s = max(still_s, time.monotonic() - due_s)
-    finally:
-        warn_stood("this command", still_s)
+    while True:
+        check_serving()
+        await asyncio.sleep(WATCH_S)
 
 
 def user_equipment(
@@ -258,13 +252,12 @@ def _ended(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     )
     output, stopped_s = None, None
     try:
-        with standstill_told("the user equipment", process.pid):
-            while output is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    output, _ = process.communicate(timeout=WATCH_S)
-                if process.returncode is None:
-                    check_serving()
-                    stopped_s = check_stopped("the user equipment", process.pid, stopped_s)
+        while output is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output, _ = process.communicate(timeout=WATCH_S)
+            if process.returncode is None:
+                check_serving()
+                stopped_s = check_stopped("the user equipment", process.pid, stopped_s)
     finally:
         stop(process)
         if process.stdout:

@@ -16,6 +16,7 @@ import msgspec
 from testbed.clock import unix_zero_s
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
+from testbed.experiments.deployment.distortions import own_standstill_told
 from testbed.experiments.inputs.marks import Mark, marker
 from testbed.experiments.power.recorder import UNDER_WAY, finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
@@ -76,7 +77,8 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
             return _into(out, config, work, source, given, resume)
         live = LiveProgress(len(work.prompts) * len(config.methods))
         with watching(config, source, None, False) as power, live:
-            outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
+            with own_standstill_told():
+                outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
             return result_of(config, work, *settled(power, outcomes))
 
 
@@ -129,7 +131,8 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
         for outcome in journal.done:
             live.done(outcome)
         watch = Watch(live.round, ended, journal.greet)
-        return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
+        with own_standstill_told():
+            return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 
 def _end_s(record: RequestRecord) -> float:

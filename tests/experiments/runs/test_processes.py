@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
@@ -19,7 +18,6 @@ from testbed.channel.spec import ChannelSpec
 from testbed.config import RunConfig, ServeConfig, load
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.runs import processes
-from testbed.tasks import cancel
 
 Script = Callable[[str], Path]
 
@@ -68,16 +66,6 @@ def test_a_base_station_that_was_stopped_is_told_of(script: Script, caplog: pyte
             time.sleep(stopped_s)
             os.kill(int(pid.read_text()), signal.SIGCONT)
         assert ("the base station stood still for 1." in caplog.text) is told
-
-
-async def test_a_command_that_was_stopped_itself_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    for stopped_s, told in ((0.3, False), (1.5, True)):
-        checking = asyncio.create_task(processes.keep_checking())
-        await asyncio.sleep(0)
-        time.sleep(processes.WATCH_S + stopped_s)
-        await asyncio.sleep(0.01)
-        await cancel(checking)
-        assert ("this command stood still for 1." in caplog.text) is told
 
 
 def test_a_line_of_counters_that_is_being_written_does_not_count(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from testbed.experiments.runs import journal as journals
 from testbed.experiments.runs.execute import drafter_of
 from testbed.experiments.runs.journal import Journal
 from testbed.experiments.runs.prepare import Prompt, Workload
-from testbed.experiments.runs.processes import base_station
+from testbed.experiments.runs.processes import base_station, command
 from testbed.experiments.runs.uerun import TIMES, _journalled, _on_this_clock
 
 WORK = Workload([Prompt([1, 2, 3], Example("")), Prompt([4, 5], Example(""))], [], None, SYNTHETIC)
@@ -92,3 +96,22 @@ def test_methods_that_share_a_memory_are_warned_of(
     """The second one found the outputs of the first, and had the better figures."""
     drafter_of(msgspec.structs.replace(config, methods=methods, drafter_memory=100), WORK).close()
     assert ("methods find each other's outputs" in caplog.text) == said
+
+
+def test_a_ue_that_was_stopped_says_so() -> None:
+    """As by Ctrl-Z: its rounds took as long, without a word."""
+    options = ["--drafter", "synthetic", "--prompt-ids", "5,6,7", "--max-tokens", "8", "--no-gate", "--json"]
+    with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")) as ready:
+        os.kill(ready["pid"], signal.SIGSTOP)
+        with subprocess.Popen(
+            command("ue", "run", "--bs", ready["bind"], *options),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ) as ue:  # fmt: skip
+            assert ue.stderr is not None
+            assert "the BS has not answered" in ue.stderr.readline()
+            ue.send_signal(signal.SIGSTOP)
+            time.sleep(1.5)
+            ue.send_signal(signal.SIGCONT)
+            os.kill(ready["pid"], signal.SIGCONT)
+            assert "this command stood still for 1." in ue.stderr.read()
+        assert ue.returncode == 0
