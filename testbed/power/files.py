@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from testbed.errors import BadInput, SensorError
-from testbed.files import file_bytes, whole_file
+from testbed.errors import BadInput, SensorError, TestbedError
+from testbed.files import regular_bytes, whole_file
 from testbed.power.reading import PowerSource, Reading
 from testbed.power.sensors import tegrastats
 from testbed.power.sensors.rails import total_w, whole
@@ -32,6 +33,9 @@ RAIL = "_w"
 SAID = {"?": None, "no": "", "0": "", "false": "", "1": "throttled", "yes": "throttled", "true": "throttled"}
 """Values of the column `throttled` other than reasons."""
 MOST_ROWS = 2**26
+MOST_LOG_BYTES = 2**29
+"""Largest log or CSV file: days at 20 samples a second."""
+MOST_LINE = 2**16
 MOST_SKIPPED = 0.5
 """Maximum share of lines that are not samples."""
 
@@ -45,32 +49,37 @@ def read_samples(path: Path) -> Samples:
     try:
         if path.suffix == ".parquet":
             return _of_parquet(path)
-        text = file_bytes(path).decode("utf-8", errors="replace")
-        return _of_tegrastats(text) if tegrastats.looks_like(text) else _of_csv(text)
+        if (size := regular_bytes(path)) > MOST_LOG_BYTES:
+            raise BadInput(f"it has {size} bytes; at most {MOST_LOG_BYTES}")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = filter(str.strip, iter(lambda: file.readline(MOST_LINE), ""))
+            first = next(lines, "")
+            read = _of_tegrastats if tegrastats.looks_like(first) else _of_csv
+            return read(itertools.chain([first], lines))
     except OSError as exc:
         raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
     except (BadInput, csv.Error) as exc:
         raise BadInput(f"{path}: {exc}") from exc
 
 
-def _of_tegrastats(text: str) -> Samples:
-    found = list(tegrastats.readings(text.splitlines()))
+def _of_tegrastats(lines: Iterable[str]) -> Samples:
+    found = list(tegrastats.readings(lines))
     names = {name for reading in found if reading is not None for name in reading.rails}
     return _gathered(found, False, "tegrastats", " + ".join(whole(sorted(names))))
 
 
-def _of_csv(text: str) -> Samples:
-    lines = [line for line in text.splitlines() if line.strip()]
-    notes = _parse_notes(lines[0][1:]) if lines and lines[0].startswith("#") else {}
-    rows = csv.DictReader([line for line in lines if not line.startswith("#")], skipinitialspace=True)
+def _of_csv(lines: Iterator[str]) -> Samples:
+    first = next(lines)
+    notes = _parse_notes(first[1:].strip()) if first.startswith("#") else {}
+    lines = itertools.chain([first], lines)
+    rows = csv.DictReader((line for line in lines if not line.startswith("#")), skipinitialspace=True)
     columns = [name.strip() for name in rows.fieldnames or []]
     rows.fieldnames = columns
     check_once("it", columns, filter(None, columns))
     names = _check_columns(columns)
     total = notes.get("total") or " + ".join(names)
-    return _gathered(
-        [_reading(row, names) for row in rows], notes.get("mean") == "1", notes.get("source", "file"), total
-    )
+    readings = (_reading(row, names) for row in rows)
+    return _gathered(readings, notes.get("mean") == "1", notes.get("source", "file"), total)
 
 
 def _parse_notes(text: str) -> dict[str, str]:
@@ -78,11 +87,10 @@ def _parse_notes(text: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(.*?)(?=\s\w+=|$)", text))
 
 
-def _gathered(found: Sequence[Reading | None], mean: bool, source: str, total: str) -> Samples:
-    kept = [reading for reading in found if reading is not None]
-    samples = gather(kept, mean, source, total, len(found) - len(kept))
-    if samples.skipped > MOST_SKIPPED * len(found):
-        raise BadInput(f"{samples.skipped} of {len(found)} lines are no samples, or not in order of time")
+def _gathered(found: Iterable[Reading | None], mean: bool, source: str, total: str) -> Samples:
+    samples = gather(found, mean, source, total)
+    if samples.skipped > MOST_SKIPPED * (count := len(samples.time_s) + samples.skipped):
+        raise BadInput(f"{samples.skipped} of {count} lines are no samples, or not in order of time")
     return samples
 
 
@@ -146,22 +154,32 @@ class Log:
         self._rails, self._zero_s = list(rails), zero_s
         head = f"# source={source.name} mean={int(source.mean)} total={source.total}\n"
         head += ",".join(["time_s", "total_w", *(name + RAIL for name in self._rails), "temp_c", "throttled"]) + "\n"
+        self._path = path
         try:
-            before = file_bytes(path).decode("utf-8", errors="replace") if again and path.exists() else ""
-            if before and not before.startswith(head):
+            size = regular_bytes(path) if again and path.exists() else 0
+            if size and not _begins(path, head):
                 raise BadInput(f"{path} was started with other sensors: use the same ones, or remove it")
-            self._file: TextIO = path.open("a" if before else "w", buffering=1, encoding="utf-8")
-            self._file.write("" if before.endswith("\n") else "\n" if before else head)
+            self._file: TextIO = path.open("a" if size else "w", buffering=1, encoding="utf-8")
+            self._file.write("" if size and _tail(path, 1) == "\n" else "\n" if size else head)
         except OSError as exc:
             raise BadInput(f"cannot write {path}: {exc.strerror or exc}") from exc
+        self._left = MOST_LOG_BYTES - size - len(head) - 1
 
     def take(self, reading: Reading) -> None:
-        """Append a sample."""
+        """Append a sample.
+
+        Raises:
+            TestbedError: the log would have more than `MOST_LOG_BYTES`.
+        """
         rails = [f"{reading.rails[name]:.6f}" if name in reading.rails else "" for name in self._rails]
         temp = "" if reading.temp_c is None else f"{reading.temp_c:.3f}"
         throttled = "?" if reading.throttled is None else reading.throttled or "no"
         time_s = f"{reading.time_s + self._zero_s:.6f}"
-        self._file.write(",".join([time_s, f"{reading.total_w:.6f}", *rails, temp, throttled]) + "\n")
+        line = ",".join([time_s, f"{reading.total_w:.6f}", *rails, temp, throttled]) + "\n"
+        if (left := self._left - len(line.encode())) < 0:
+            raise TestbedError(f"{self._path} has {MOST_LOG_BYTES} bytes, and takes no more samples")
+        self._left = left
+        self._file.write(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -170,13 +188,24 @@ class Log:
 
 def last_sample_s(path: Path) -> float:
     """Time of the last sample of a `Log`; -inf: there is none."""
-    lines = file_bytes(path).decode("utf-8", errors="replace").splitlines() if path.exists() else []
-    for line in reversed(lines):
+    for line in reversed(_tail(path, MOST_LINE).splitlines() if path.is_file() else []):
         time, comma, _ = line.partition(",")
         with contextlib.suppress(ValueError):
             if comma and math.isfinite(time_s := cell_number(time)):
                 return time_s
     return -math.inf
+
+
+def _begins(path: Path, head: str) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(head.encode())) == head.encode()
+
+
+def _tail(path: Path, size: int) -> str:
+    """The end of a file."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read(size).decode("utf-8", errors="replace")
 
 
 # ---------------------------------------------------------------- parquet

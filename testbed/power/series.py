@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -63,26 +64,36 @@ class Samples:
         return replace(self, time_s=self.time_s + by_s)
 
 
-def gather(readings: Sequence[Reading], mean: bool, source: str, total: str, skipped: int = 0) -> Samples:
-    """Convert readings to samples; those out of order or not finite are skipped and counted.
+def gather(readings: Iterable[Reading | None], mean: bool, source: str, total: str) -> Samples:
+    """Convert readings to samples; None, and those out of order or not finite, are skipped and counted.
 
     Raises:
         BadInput: fewer than two remain.
     """
-    kept: list[Reading] = []
+    time_s, total_w, temp_c, rails = array("d"), array("d"), array("d"), dict[str, "array[float]"]()
+    throttled, reasons, skipped = list[str | None](), dict[str | None, str | None](), 0
     for reading in readings:
-        fits = math.isfinite(reading.total_w) and math.isfinite(reading.time_s)
-        if fits and (not kept or reading.time_s > kept[-1].time_s):
-            kept.append(reading)
-    names = list(dict.fromkeys(name for reading in kept for name in reading.rails))
+        fits = reading is not None and math.isfinite(reading.total_w) and math.isfinite(reading.time_s)
+        if reading is None or not fits or (time_s and reading.time_s <= time_s[-1]):
+            skipped += 1
+            continue
+        for name in reading.rails:
+            if name not in rails:
+                rails[name] = array("d", [math.nan]) * len(time_s)
+        for name, values in rails.items():
+            values.append(reading.rails.get(name, math.nan))
+        time_s.append(reading.time_s)
+        total_w.append(reading.total_w)
+        temp_c.append(math.nan if reading.temp_c is None else reading.temp_c)
+        throttled.append(reasons.setdefault(reading.throttled, reading.throttled))  # one copy of each
     return Samples(
-        time_s=np.array([r.time_s for r in kept], np.float64),
-        total_w=np.array([r.total_w for r in kept], np.float64),
-        rails={name: np.array([r.rails.get(name, math.nan) for r in kept], np.float64) for name in names},
-        temp_c=np.array([math.nan if r.temp_c is None else r.temp_c for r in kept], np.float64),
-        throttled=tuple(r.throttled for r in kept),
+        time_s=np.array(time_s),
+        total_w=np.array(total_w),
+        rails={name: np.array(values) for name, values in rails.items()},
+        temp_c=np.array(temp_c),
+        throttled=tuple(throttled),
         mean=mean,
         source=source,
         total=total,
-        skipped=skipped + len(readings) - len(kept),
+        skipped=skipped,
     )

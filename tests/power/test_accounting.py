@@ -233,7 +233,7 @@ def test_invalid_samples_are_refused(times_s: list[float], power_w: list[float],
 
 def test_readings_that_come_late_are_counted() -> None:
     readings = [Reading(t, {"a": w}, w) for t, w in [(0, 1.0), (1, 2.0), (0.5, 9.0), (2, np.nan), (3, 4.0)]]
-    found = gather(readings, False, "some", "a", skipped=2)
+    found = gather([None, *readings, None], False, "some", "a")
     assert found.skipped == 4
     np.testing.assert_array_equal(found.time_s, [0, 1, 3])
     np.testing.assert_array_equal(found.rails["a"], [1, 2, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.errors import BadInput
+from testbed.errors import BadInput, TestbedError
+from testbed.power import files
 from testbed.power.files import Log, last_sample_s, read_samples, write_parquet
 from testbed.power.reading import Reading
 from testbed.power.series import Samples
@@ -30,10 +32,9 @@ class Source:
 def log(
     path: Path, readings: list[Reading], again: bool = False, rails: tuple[str, ...] = ("VDD_IN", "VDD_SOC")
 ) -> Path:
-    written = Log(path, Source(), rails, 1000.0, again)  # type: ignore[arg-type]
-    for reading in readings:
-        written.take(reading)
-    written.close()
+    with contextlib.closing(Log(path, Source(), rails, 1000.0, again)) as written:  # type: ignore[arg-type]
+        for reading in readings:
+            written.take(reading)
     return path
 
 
@@ -73,6 +74,20 @@ def test_a_truncated_log_can_be_continued(tmp_path: Path) -> None:
     assert found.skipped + len(found.time_s) == 3
     refuse(lambda: log(path, [], again=True, rails=("gpu0",)), BadInput, "other sensors")
     same(read_samples(log(path, READINGS)))  # a new run replaces the log
+
+
+def test_a_log_of_many_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One above the bound of other files, after half a day, left no power and no run directory."""
+    monkeypatch.setattr("testbed.files.MOST_BYTES", 1000)
+    readings = [Reading(n / 20, {"VDD_IN": 5.0}, 5.0) for n in range(200)]
+    path = log(tmp_path / "power.csv", readings)
+    assert path.stat().st_size > 5000 and len(read_samples(path).time_s) == 200
+    assert last_sample_s(log(path, [Reading(10.0, {}, 5.0)], again=True)) == 1010.0
+    monkeypatch.setattr(files, "MOST_LOG_BYTES", path.stat().st_size + 100)
+    refuse(lambda: log(path, readings, again=True), TestbedError, "takes no more samples")
+    assert len(read_samples(path).time_s) > 200
+    monkeypatch.setattr(files, "MOST_LOG_BYTES", 1000)
+    refuse(lambda: read_samples(path), BadInput, "at most 1000")
 
 
 def test_the_last_sample_of_a_log(tmp_path: Path) -> None:
