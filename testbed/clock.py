@@ -23,23 +23,26 @@ class Clock(Protocol):
 class UnixZero:
     """Unix time at the zero of the host's monotonic clock, read once per process and unaffected by later changes of the
     date. It aligns timestamps of the process, its runs and its power meters.
+
+    Attributes:
+        later_s: by how much it is later than the date said (`go_on_after`).
     """
 
     def __init__(self) -> None:
         self._zero_s: float | None = None
+        self.later_s = 0.0
 
     def __call__(self) -> float:
         if self._zero_s is None:
             self._zero_s = time.time() - time.perf_counter()
         return self._zero_s
 
-    def go_on_after(self, last_s: float) -> float:
+    def go_on_after(self, last_s: float) -> None:
         """Have this process's times come after one of an earlier process, although the date went back meanwhile, as
-        that of a board without a battery does; returns by how many seconds they are later than the date says.
+        that of a board without a battery does.
         """
         later_s = max(0.0, last_s - self() - time.perf_counter())
-        self._zero_s = self() + later_s
-        return later_s
+        self._zero_s, self.later_s = self() + later_s, self.later_s + later_s
 
 
 unix_zero_s = UnixZero()

@@ -129,6 +129,7 @@ def test_a_ue_whose_date_went_back_meanwhile(first: dict[str, Any], tmp_path: Pa
     process.communicate()
     clock.set(-3600)
     outputs(ue(*options, "--resume", more=clock.environment))
+    assert 3000 < json.loads((out / "summary.json").read_text())["date_back_s"] < 3700
     power = read_samples(out / "power.parquet")
     assert power.skipped <= 1 and (np.diff(power.time_s) > 0).all()
     zeros_s = {(one["method"], one["request"]): one["clock_unix_s"] for one in rows(out / "requests.parquet")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from testbed.channel.csi import Csi
 from testbed.errors import BadInput
-from testbed.experiments.power.recorder import SAMPLES, facts
+from testbed.experiments.power.recorder import DATE_BACK, SAMPLES, facts
 from testbed.experiments.results.directory import read_summary, round_row, write_summary
 from testbed.experiments.results.energy import energy_columns, idle_energies, measured
 from testbed.experiments.results.files import read_requests, read_rounds, write_round_rows
@@ -19,6 +20,7 @@ from testbed.power.files import read_samples, write_parquet
 from testbed.power.series import Samples
 from testbed.ue.records import RequestRecord, RoundRecord
 
+LOG = logging.getLogger(__name__)
 MOST_W = 1e9
 """Largest power of an idle device."""
 Key = tuple[str, int]
@@ -43,6 +45,8 @@ def account_run(run: Path, file: Path | None, offset_s: float | None = None, ali
         raise BadInput("give --offset-s or --align, not both")
     document, records = read_summary(run), _records(run)
     samples = read_samples(file if file is not None else run / SAMPLES)
+    if file is not None and DATE_BACK in document:
+        LOG.warning("the date went back within this run: samples in Unix time fit one part of it at most")
     begin_s, end_s = _span(run, records)
     samples = samples.shifted(begin_s - float(samples.time_s[0]) if align else offset_s or 0.0)
     _check_overlap(samples, begin_s, end_s)

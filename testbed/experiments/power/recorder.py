@@ -30,6 +30,8 @@ from testbed.ue.run import Outcome
 
 LOG = logging.getLogger(__name__)
 UNDER_WAY, SAMPLES = "power.csv", "power.parquet"
+DATE_BACK = "date_back_s"
+"""Field of `summary.json`: by how much the date was behind the end of an interrupted part when the run was resumed."""
 TRIES = 20
 FIRST_S = 0.05
 """Delay between attempts to read a sensor for the first time."""

@@ -18,7 +18,7 @@ from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
 from testbed.experiments.deployment.distortions import own_standstill_told
 from testbed.experiments.inputs.marks import Mark, marker
-from testbed.experiments.power.recorder import UNDER_WAY, finish, settled, source_of, watching
+from testbed.experiments.power.recorder import DATE_BACK, UNDER_WAY, finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import write_requests, write_rounds
 from testbed.experiments.results.rows import rows as rows_of
@@ -111,12 +111,12 @@ def _go_on_after(done: Sequence[Outcome], out: Path) -> None:
     """Have times come after those of an interrupted part of the run."""
     known = [(one.record.clock_unix_s, _end_s(one.record)) for one in done]
     ends_s = [zero_s + last_s for zero_s, last_s in known if zero_s is not None]
-    later_s = unix_zero_s.go_on_after(max([*ends_s, last_sample_s(out / UNDER_WAY)]))
-    if later_s:
+    unix_zero_s.go_on_after(max([*ends_s, last_sample_s(out / UNDER_WAY)]))
+    if unix_zero_s.later_s:
         LOG.warning(
             "the date is %.0f s before the end of the interrupted part of this run; times go on from that end, and no "
             "external meter fits both parts",
-            later_s,
+            unix_zero_s.later_s,
         )  # fmt: skip
 
 
@@ -241,4 +241,5 @@ def write_run(out: Path, config: RunConfig, work: Workload, result: UeResult) ->
     examples = [prompt.example for prompt in work.prompts]
     write_requests(out, result.outcomes, result.texts, examples, result.marks)
     document = results.summary(resolved(config), config.seed, results.host(), result.rows)
-    results.write_summary(out, document | ({} if result.power is None else {"power": result.power}))
+    went_back = {DATE_BACK: unix_zero_s.later_s} if unix_zero_s.later_s else {}
+    results.write_summary(out, document | went_back | ({} if result.power is None else {"power": result.power}))

@@ -165,6 +165,16 @@ def test_a_meters_samples_are_laid_over_a_run(run: Path, tmp_path: Path) -> None
     assert account_run(run, None) == found  # by its own samples, the same again
 
 
+def test_a_meter_beside_a_run_whose_date_went_back(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It had the power of another time, without a word."""
+    document = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(document | {"date_back_s": 60.0}))
+    samples = tmp_path / "meter.parquet"
+    write_parquet(samples, steady(watts=2.0))
+    account_run(run, samples)
+    assert "the date went back within this run" in caplog.text
+
+
 def test_a_meter_that_began_with_the_run(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "meter.csv"
     file.write_text("time_s,total_w\n" + "".join(f"{t / 10:.1f},{10.0 + t}\n" for t in range(300)))
