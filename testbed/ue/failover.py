@@ -214,6 +214,7 @@ class FailoverClient(Client):
             mailbox.put(packet)
             if session >= 0 and isinstance(message, PROGRESS):
                 self._waited.reset()
+                self._stations[self._at].avoided = 0
 
     # ------------------------------------------------------------ choosing the serving station
 
@@ -253,8 +254,7 @@ class FailoverClient(Client):
         """Leave the serving station, which answers handshakes but goes on with no request, if there is another one."""
         if any(one.welcome is not None for one in self._stations if one is not station):
             LOG.warning("%s has gone on with no request for %.0f s", station.address, self.timeout_s / 2)
-            station.avoided_s = now_s + self.timeout_s
-            station.lose()
+            station.avoid(now_s, self.timeout_s)
 
     async def _leaves(self) -> bool:
         """Leave a station that serves something else since the greeting, or takes less, as after a restart, for another

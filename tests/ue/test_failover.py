@@ -513,6 +513,18 @@ async def test_nobody_there_is_a_timeout_that_names_them_all() -> None:
                 await client.connect("", VOCAB)
 
 
+def test_a_station_that_is_left_again_and_again_is_left_for_longer() -> None:
+    """The request that another one served stood still for half of each two timeouts."""
+    found, now_s = StationState("tcp://x:1", None), 100.0  # type: ignore[arg-type]
+    for times in (1, 2, 4, 8):
+        found.avoid(now_s, 60.0)
+        assert found.avoided_s == now_s + 60.0 * times
+        now_s = found.avoided_s
+    for _ in range(2000):
+        found.avoid(now_s, 60.0)
+    assert found.avoided_s == now_s + 60.0 * 2**10
+
+
 def test_a_long_upload_is_no_silence() -> None:
     found = StationState("tcp://x:1", None)  # type: ignore[arg-type]
     found.hear(100.0)

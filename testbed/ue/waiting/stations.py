@@ -18,6 +18,8 @@ PROGRESS = (Verdict, NeedHidden, Fault)
 """Messages by which a station goes on with a request, or says that it does not. One whose pass never ends confirms
 sessions (`Opened`), and may ask others to wait (`Busy`).
 """
+MOST_AVOIDED = 10
+"""Times that the time for which a station is avoided doubles."""
 SLOWEST_BPS = 1e6
 """Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
 
@@ -84,6 +86,8 @@ class StationState:
     """Time since which it has answered without interruption."""
     avoided_s: float = -math.inf
     """Until then it takes over from no other one, since it has answered handshakes but no request."""
+    avoided: int = 0
+    """How often in a row that was so."""
     sent_bytes: int = 0
     """Bytes sent since its last message."""
 
@@ -95,6 +99,14 @@ class StationState:
     def lose(self) -> None:
         """Note that it cannot serve before it has answered a greeting again."""
         self.welcome, self.since_s = None, math.inf
+
+    def avoid(self, now_s: float, seconds: float) -> None:
+        """Note that it goes on with no request: it takes over from no other one for `seconds`, and each further time
+        for twice as long, since requests that another one serves would stand still again and again.
+        """
+        self.avoided_s = now_s + seconds * 2**self.avoided
+        self.avoided = min(MOST_AVOIDED, self.avoided + 1)
+        self.lose()
 
     def silent(self, now_s: float, silence_s: float) -> bool:
         """Whether it has been silent for `silence_s` plus the time that sent data takes."""
