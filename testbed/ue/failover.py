@@ -239,16 +239,18 @@ class FailoverClient(Client):
             await station.link.send(encode(ask))
 
     def _choose(self, now_s: float) -> None:
-        """Change to the next station if the serving one is silent, or to an earlier one that is stable again."""
-        gone = self._stations[self._at].welcome is None
-        for i, station in enumerate(self._stations):
-            if i == self._at or station.welcome is None:
-                continue
-            steady = now_s - station.since_s >= STEADY_S and now_s >= station.avoided_s
-            if gone or (i < self._at and steady):
-                LOG.warning("%s serves in place of %s", station.address, self.serving)
-                self._serve_from(i)
-                return
+        """Change to another station if the serving one is silent, those last that are avoided, or to an earlier one
+        that is stable again.
+        """
+        ready = [(i, one) for i, one in enumerate(self._stations) if i != self._at and one.welcome is not None]
+        if self._stations[self._at].welcome is not None:
+            steady = [one for one in ready if now_s - one[1].since_s >= STEADY_S and now_s >= one[1].avoided_s]
+            chosen = min((i for i, _ in steady if i < self._at), default=None)
+        else:
+            chosen = min(ready, key=lambda one: (max(now_s, one[1].avoided_s), one[0]), default=(None, None))[0]
+        if chosen is not None:
+            LOG.warning("%s serves in place of %s", self._stations[chosen].address, self.serving)
+            self._serve_from(chosen)
 
     def _avoid(self, station: StationState, now_s: float) -> None:
         """Leave the serving station, which answers handshakes but goes on with no request, if there is another one."""

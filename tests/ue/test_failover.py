@@ -448,6 +448,25 @@ async def test_a_station_that_asks_to_wait_or_forgets_without_end_is_left(
         assert client.moves[0] == where.addresses[1]
 
 
+async def test_a_third_station_serves_where_two_only_ask_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two took turns for ever."""
+    async with site(3) as where, roaming(where, 2.0) as client:
+        for station in client._stations[:2]:
+
+            async def refused(frames: Any, send: Any = station.link.send) -> int:
+                message = decode_uplink([bytes(frame) for frame in frames]).message
+                if not isinstance(message, Open):
+                    return await send(frames)
+                client._deliver(Packet(Busy(message.session, "full", 0.3), {}, 0))
+                return 0
+
+            monkeypatch.setattr(station.link, "send", refused)
+        with contextlib.suppress(LinkTimeout):  # two halves of its time are all that it has
+            await decode(client, "greedy", 20)
+        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+        assert client.moves == where.addresses[1:]
+
+
 def test_time_of_several_that_wait_counts_once_and_other_time_never(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WallClock()
     now_s = 0.0
