@@ -240,16 +240,19 @@ class FailoverClient(Client):
 
     def _choose(self, now_s: float) -> None:
         """Change to another station if the serving one is silent, those last that are avoided, or to an earlier one
-        that is stable again.
+        that is stable again; between requests if that was avoided.
         """
-        ready = [(i, one) for i, one in enumerate(self._stations) if i != self._at and one.welcome is not None]
+        ready = {i: one for i, one in enumerate(self._stations) if i != self._at and one.welcome is not None}
         if self._stations[self._at].welcome is not None:
-            steady = [one for one in ready if now_s - one[1].since_s >= STEADY_S and now_s >= one[1].avoided_s]
-            chosen = min((i for i, _ in steady if i < self._at), default=None)
-        else:
-            chosen = min(ready, key=lambda one: (max(now_s, one[1].avoided_s), one[0]), default=(None, None))[0]
-        if chosen is not None:
-            LOG.warning("%s serves in place of %s", self._stations[chosen].address, self.serving)
+            busy = any(session >= 0 for session in self._mail)
+            ready = {
+                i: one for i, one in ready.items()
+                if i < self._at and now_s - one.since_s >= STEADY_S and now_s >= one.avoided_s
+                and not (busy and one.avoided)
+            }  # fmt: skip
+        if ready:
+            chosen = min(ready, key=lambda i: (max(now_s, ready[i].avoided_s), i))
+            LOG.warning("%s serves in place of %s", ready[chosen].address, self.serving)
             self._serve_from(chosen)
 
     def _avoid(self, station: StationState, now_s: float) -> None:

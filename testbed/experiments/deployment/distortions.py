@@ -20,6 +20,8 @@ from testbed.process.children import is_stopped
 
 LOG = logging.getLogger(__name__)
 W = TypeVar("W", bound="_WatchingThread")
+STILL = "still_s"
+"""Field of `summary.json` of a run: longest standstill of the UE, if that distorts it."""
 BEAT_S = 0.1
 """Time between two beats of a process that runs."""
 TOLD_S, TOLD_SHARE, LEAST_LATE_S = 1.0, 0.02, 0.1
@@ -106,10 +108,10 @@ def standstill_told(name: str, pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_standstill_told() -> Iterator[None]:
+def own_standstill_told() -> Iterator[BeatingThread]:
     """Log how long this process stood still while the block ran (SIGSTOP, Ctrl-Z), if that distorts a run."""
     with BeatingThread() as beat:
-        yield
+        yield beat
     warn_stood("this command", beat.still_s)
 
 

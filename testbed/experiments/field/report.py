@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from testbed.config import resolved
 from testbed.errors import BadInput, TestbedError
+from testbed.experiments.deployment.distortions import STILL, TOLD_S
 from testbed.experiments.field.contention import contention
 from testbed.experiments.field.devices.base import Say
 from testbed.experiments.field.log import NOTE, VISIT, FieldLog
+from testbed.experiments.field.order import FieldCell
 from testbed.experiments.field.plan import FieldPlan, examples_of
 from testbed.experiments.field.replay import Progress, VirtualPair, record_links
 from testbed.experiments.field.rows import agreement, field_rows
@@ -28,6 +32,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.folders import refuse_links
 
 SAMPLES = "samples.parquet"
+MOST_STILL_S = 1e9
 Rows = list[dict[str, Any]]
 
 
@@ -60,6 +65,8 @@ def report_field(log: FieldLog, emulated: bool, say: Say, progress: Progress, re
         notes.append(line)
         say(line)
 
+    for line in _standstills(log, [*cells, *itertools.chain(*steps)]):
+        noted(line)
     if replay:
         try:
             say("loading the pair for the runs in virtual time")
@@ -72,6 +79,15 @@ def report_field(log: FieldLog, emulated: bool, say: Say, progress: Progress, re
     results.write_summary(log.out, document)
     write_report([log.out], log.out)
     return document
+
+
+def _standstills(log: FieldLog, cells: Sequence[FieldCell]) -> Iterator[str]:
+    """A line for each run in which the UE stood still."""
+    for cell in cells:
+        with contextlib.suppress(BadInput):
+            still_s = results.read_summary(log.cell(cell)).get(STILL)
+            if isinstance(still_s, float) and TOLD_S < still_s < MOST_STILL_S:
+                yield f"the UE stood still for {still_s:.1f} s in {cell.key}; its times include that"
 
 
 def _document(log: FieldLog, emulated: bool, rows: Rows, notes: list[str]) -> dict[str, Any]:

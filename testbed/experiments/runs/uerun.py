@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import msgspec
 from testbed.clock import unix_zero_s
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
-from testbed.experiments.deployment.distortions import own_standstill_told
+from testbed.experiments.deployment.distortions import STILL, TOLD_S, own_standstill_told
 from testbed.experiments.inputs.marks import Mark, marker
 from testbed.experiments.power.recorder import DATE_BACK, UNDER_WAY, finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
@@ -36,6 +37,7 @@ from testbed.ue.run import Outcome, own_output, sampling_of
 LOG = logging.getLogger(__name__)
 GIVEN = "prompt.json"
 """Prompts that were given on the command line, as a list of texts, or one as a list of ids."""
+DECADE_S = 10 * 365 * 86_400.0
 TIMES = ("begin_s", "sent_s", "verdict_s", "end_s")
 """Times of a round on the clock."""
 
@@ -53,6 +55,8 @@ class UeResult:
     marks: dict[tuple[str, int], Mark | None] = field(repr=False)
     power: dict[str, Any] | None = None
     """Samples from which the energy of `rows` is computed; None: none were taken."""
+    still_s: float = 0.0
+    """Longest standstill of this process since the run was begun or resumed."""
 
     def document(self) -> dict[str, Any]:
         """The JSON answer of `ue run`."""
@@ -97,8 +101,11 @@ def _into(
         if given is not None:
             results.write_text(out / GIVEN, json.dumps(list(given)))
         with watching(config, source, out, resume) as power:
-            outcomes, samples = settled(power, _journalled(config, work, journal))
+            with own_standstill_told() as beat:
+                outcomes = _journalled(config, work, journal)
+            outcomes, samples = settled(power, outcomes)
             result = result_of(config, work, [*map(_on_this_clock, outcomes)], samples)
+        result.still_s = beat.still_s
         write_run(out, config, work, result)
         finish(out)
         journal.finish()
@@ -108,10 +115,11 @@ def _into(
 
 
 def _go_on_after(done: Sequence[Outcome], out: Path) -> None:
-    """Have times come after those of an interrupted part of the run."""
+    """Have times come after those of an interrupted part of the run, but for times that no clock would have had."""
     known = [(one.record.clock_unix_s, _end_s(one.record)) for one in done]
     ends_s = [zero_s + last_s for zero_s, last_s in known if zero_s is not None]
-    unix_zero_s.go_on_after(max([*ends_s, last_sample_s(out / UNDER_WAY)]))
+    ends_s = [end_s for end_s in [*ends_s, last_sample_s(out / UNDER_WAY)] if end_s < time.time() + DECADE_S]
+    unix_zero_s.go_on_after(max(ends_s, default=-math.inf))
     if unix_zero_s.later_s:
         LOG.warning(
             "the date is %.0f s before the end of the interrupted part of this run; times go on from that end, and no "
@@ -131,8 +139,7 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
         for outcome in journal.done:
             live.done(outcome)
         watch = Watch(live.round, ended, journal.greet)
-        with own_standstill_told():
-            return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
+        return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 
 def _end_s(record: RequestRecord) -> float:
@@ -241,5 +248,6 @@ def write_run(out: Path, config: RunConfig, work: Workload, result: UeResult) ->
     examples = [prompt.example for prompt in work.prompts]
     write_requests(out, result.outcomes, result.texts, examples, result.marks)
     document = results.summary(resolved(config), config.seed, results.host(), result.rows)
-    went_back = {DATE_BACK: unix_zero_s.later_s} if unix_zero_s.later_s else {}
-    results.write_summary(out, document | went_back | ({} if result.power is None else {"power": result.power}))
+    more = {STILL: result.still_s, DATE_BACK: unix_zero_s.later_s}
+    document |= {name: value for name, value in more.items() if value > TOLD_S}
+    results.write_summary(out, document | ({} if result.power is None else {"power": result.power}))

@@ -15,6 +15,7 @@ from testbed.experiments.field.log import FieldLog
 from testbed.experiments.field.order import FieldCell
 from testbed.experiments.field.plan import FieldPlan, Method, Place
 from testbed.experiments.field.profile import by_rounds, by_traces, field_profile
+from testbed.experiments.field.report import _standstills
 from testbed.experiments.field.rows import agreement, field_rows
 from testbed.experiments.field.samples import samples
 from testbed.experiments.inputs.formats import Example
@@ -136,3 +137,12 @@ def test_what_an_outage_holds_up_waits_for_its_end() -> None:
     assert expected({**row, "uplink_bytes": 50_000}) == pytest.approx(0.05 + 0.01)
     assert expected({**row, "uplink_bytes": 200_000}) == pytest.approx(1.2 + 0.01)  # 0.1 s, a second of nothing, 0.1 s
     assert expected({**row, "uplink_bytes": 50_000, "queried": 2}) == pytest.approx(0.05 + 0.02)
+
+
+def test_a_ue_that_stood_still_is_noted(tmp_path: Path) -> None:
+    """Its method was six times slower than another one, without a word."""
+    log, cells = FieldLog(tmp_path, PLAN), [FieldCell("near", n, "sh") for n in range(6)]
+    for cell, still in zip(cells, ["2.5", "0.5", "1e400", '"x"', "1" * 300], strict=False):
+        log.cell(cell).mkdir(parents=True)
+        (log.cell(cell) / "summary.json").write_text(f'{{"schema": 1, "rows": [], "still_s": {still}}}')
+    assert list(_standstills(log, cells)) == ["the UE stood still for 2.5 s in near/0-sh; its times include that"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -98,13 +99,23 @@ def test_methods_that_share_a_memory_are_warned_of(
     assert ("methods find each other's outputs" in caplog.text) == said
 
 
-def test_a_ue_that_was_stopped_says_so() -> None:
+def test_a_ue_that_was_stopped_says_so(tmp_path: Path) -> None:
     """As by Ctrl-Z: its rounds took as long, without a word."""
-    options = ["--drafter", "synthetic", "--prompt-ids", "5,6,7", "--max-tokens", "8", "--no-gate", "--json"]
+    options = [
+        "--drafter",
+        "synthetic",
+        "--prompt-ids",
+        "5,6,7",
+        "--max-tokens",
+        "8",
+        "--no-gate",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     with base_station(ServeConfig(engine="synthetic", bind="tcp://127.0.0.1:*")) as ready:
         os.kill(ready["pid"], signal.SIGSTOP)
         with subprocess.Popen(
-            command("ue", "run", "--bs", ready["bind"], *options),
+            command("ue", "run", "--bs", ready["bind"], "--out", str(tmp_path / "run"), *options),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         ) as ue:  # fmt: skip
             assert ue.stderr is not None
@@ -115,3 +126,4 @@ def test_a_ue_that_was_stopped_says_so() -> None:
             os.kill(ready["pid"], signal.SIGCONT)
             assert "this command stood still for 1." in ue.stderr.read()
         assert ue.returncode == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["still_s"] > 1.0
