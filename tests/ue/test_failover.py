@@ -26,6 +26,7 @@ from testbed.protocols.messages import Busy, Draft, Open, Resync
 from testbed.protocols.methods import Ahead, run_method
 from testbed.protocols.sampling import Sampling
 from testbed.synthetic import next_token
+from testbed.tasks import cancel
 from testbed.ue import failover
 from testbed.ue.drafters.synthetic import SyntheticDrafter
 from testbed.ue.failover import FailoverClient
@@ -464,7 +465,17 @@ async def test_a_third_station_serves_where_two_only_ask_to_wait(monkeypatch: py
         with contextlib.suppress(LinkTimeout):  # two halves of its time are all that it has
             await decode(client, "greedy", 20)
         assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
-        assert client.moves == where.addresses[1:]
+        assert client.serving == where.addresses[2] and len(client.moves) <= 3
+
+
+async def test_what_requests_waited_that_were_given_up_counts_no_longer() -> None:
+    """Clients of the endpoint that gave up early had the next request moved to another station."""
+    async with site() as where, roaming(where, 8.0) as client:
+        where.relays[0].down = True
+        request = asyncio.create_task(decode(client, "greedy", 20))
+        await until(lambda: client._waited.seconds > 0.1)
+        await cancel(request)
+        assert client._waited.seconds < 0.05
 
 
 def test_time_of_several_that_wait_counts_once_and_other_time_never(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
@@ -42,12 +43,16 @@ class WaitingTime:
 
     @contextlib.contextmanager
     def of_one(self) -> Iterator[None]:
-        """A request waits while the block runs."""
+        """A request waits while the block runs. If it is given up then, and no other one waits, time begins anew."""
         if not self._waiting:
             self._since_s = self._clock.time()
         self._waiting += 1
         try:
             yield
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                self.reset()
+            raise
         finally:
             self._before_s, self._waiting = self.seconds, self._waiting - 1
             self._since_s = self._clock.time()
