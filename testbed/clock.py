@@ -37,12 +37,13 @@ class UnixZero:
             self._zero_s = time.time() - time.perf_counter()
         return self._zero_s
 
-    def go_on_after(self, last_s: float) -> None:
+    def go_on_after(self, last_s: float) -> float:
         """Have this process's times come after one of an earlier process, although the date went back meanwhile, as
-        that of a board without a battery does.
+        that of a board without a battery does; returns by how much they are later than before.
         """
         later_s = max(0.0, last_s - self() - time.perf_counter())
         self._zero_s, self.later_s = self() + later_s, self.later_s + later_s
+        return later_s
 
 
 unix_zero_s = UnixZero()

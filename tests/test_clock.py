@@ -55,7 +55,7 @@ def test_times_go_on_after_those_of_a_part_before_the_date_went_back() -> None:
     date_s = zero_s()
     assert abs(date_s + time.perf_counter() - time.time()) < 1
     for last_s in (time.time() - 5, -math.inf):
-        zero_s.go_on_after(last_s)
+        assert zero_s.go_on_after(last_s) == 0
         assert zero_s() == date_s and zero_s.later_s == 0
     zero_s.go_on_after(time.time() + 100)
     assert zero_s.later_s == pytest.approx(100, abs=2) and zero_s() == date_s + zero_s.later_s

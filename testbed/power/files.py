@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from testbed.errors import BadInput, SensorError, TestbedError
-from testbed.files import regular_bytes, whole_file
+from testbed.files import MOST_BYTES, regular_bytes, whole_file
 from testbed.power.reading import PowerSource, Reading
 from testbed.power.sensors import tegrastats
 from testbed.power.sensors.rails import total_w, whole
@@ -49,13 +49,14 @@ def read_samples(path: Path) -> Samples:
     try:
         if path.suffix == ".parquet":
             return _of_parquet(path)
-        if (size := regular_bytes(path)) > MOST_LOG_BYTES:
-            raise BadInput(f"it has {size} bytes; at most {MOST_LOG_BYTES}")
+        size = regular_bytes(path)
         with path.open(encoding="utf-8", errors="replace") as file:
             lines = filter(str.strip, iter(lambda: file.readline(MOST_LINE), ""))
             first = next(lines, "")
-            read = _of_tegrastats if tegrastats.looks_like(first) else _of_csv
-            return read(itertools.chain([first], lines))
+            whole_text = tegrastats.looks_like(first)
+            if size > (most := MOST_BYTES if whole_text else MOST_LOG_BYTES):
+                raise BadInput(f"it has {size} bytes; at most {most}")
+            return (_of_tegrastats if whole_text else _of_csv)(itertools.chain([first], lines))
     except OSError as exc:
         raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
     except (BadInput, csv.Error) as exc:
@@ -187,8 +188,12 @@ class Log:
 
 
 def last_sample_s(path: Path) -> float:
-    """Time of the last sample of a `Log`; -inf: there is none."""
-    for line in reversed(_tail(path, MOST_LINE).splitlines() if path.is_file() else []):
+    """Time of the last sample of a `Log`; -inf: there is none that can be read."""
+    try:
+        lines = _tail(path, MOST_LINE).splitlines() if path.is_file() else []
+    except OSError:
+        return -math.inf
+    for line in reversed(lines):
         time, comma, _ = line.partition(",")
         with contextlib.suppress(ValueError):
             if comma and math.isfinite(time_s := cell_number(time)):

@@ -141,6 +141,11 @@ class FailoverClient(Client):
             return await super()._rest(seconds)
 
     @property
+    def _busy(self) -> bool:
+        """Whether a request is under way."""
+        return self._waited.goes_on or any(session >= 0 for session in self._mail)
+
+    @property
     def _addresses(self) -> list[str]:
         return [station.address for station in self._stations]
 
@@ -226,7 +231,9 @@ class FailoverClient(Client):
                 if station.silent(now_s, self._silence_s):
                     station.lose()
                 await self._probe(station)
-            if self._waited.seconds > self.timeout_s / 2:
+            if self._stations[self._at].welcome is None or not self._busy:
+                self._waited.reset()
+            elif self._waited.seconds > self.timeout_s / 2:
                 self._avoid(self._stations[self._at], now_s)
             if self.welcome is not None:
                 self._choose(now_s)
@@ -240,18 +247,18 @@ class FailoverClient(Client):
 
     def _choose(self, now_s: float) -> None:
         """Change to another station if the serving one is silent, those last that are avoided, or to an earlier one
-        that is stable again; between requests if that was avoided.
+        that is stable again; one that was avoided between requests, if there is such a time within `timeout_s`.
         """
         ready = {i: one for i, one in enumerate(self._stations) if i != self._at and one.welcome is not None}
         if self._stations[self._at].welcome is not None:
-            busy = any(session >= 0 for session in self._mail)
+            gap_s = self.timeout_s if self._busy else 0.0  # to wait for one between requests
             ready = {
                 i: one for i, one in ready.items()
-                if i < self._at and now_s - one.since_s >= STEADY_S and now_s >= one.avoided_s
-                and not (busy and one.avoided)
+                if i < self._at and now_s - one.since_s >= STEADY_S
+                and now_s >= one.avoided_s + (gap_s if one.avoided else 0.0)
             }  # fmt: skip
         if ready:
-            chosen = min(ready, key=lambda i: (max(now_s, ready[i].avoided_s), i))
+            chosen = min(ready, key=lambda i: (max(now_s, ready[i].avoided_s), ready[i].avoided, i))
             LOG.warning("%s serves in place of %s", ready[chosen].address, self.serving)
             self._serve_from(chosen)
 

@@ -468,14 +468,39 @@ async def test_a_third_station_serves_where_two_only_ask_to_wait(monkeypatch: py
         assert client.serving == where.addresses[2] and len(client.moves) <= 3
 
 
-async def test_what_requests_waited_that_were_given_up_counts_no_longer() -> None:
-    """Clients of the endpoint that gave up early had the next request moved to another station."""
+async def test_what_requests_waited_counts_no_longer_once_none_is_under_way() -> None:
+    """Requests of an hour ago had a station left, with nobody waiting."""
     async with site() as where, roaming(where, 8.0) as client:
         where.relays[0].down = True
         request = asyncio.create_task(decode(client, "greedy", 20))
         await until(lambda: client._waited.seconds > 0.1)
         await cancel(request)
-        assert client._waited.seconds < 0.05
+        await until(lambda: client._waited.seconds == 0)
+
+
+async def test_a_station_that_goes_on_again_takes_over_beside_requests_in_the_end() -> None:
+    async with site() as where, roaming(where, 1.0) as client:
+        client._avoid(client._stations[0], client.clock.time())
+        client._choose(client.clock.time())
+        assert client.serving == where.addresses[1]
+        began_s = client.clock.time()
+        while client.serving != where.addresses[0] and client.clock.time() < began_s + 20:
+            for request in [asyncio.create_task(decode(client, "greedy", 20)) for _ in range(2)]:
+                assert (await request).token_ids == own(PROMPT, 20)
+        assert 0.9 < client.clock.time() - began_s < 10
+
+
+async def test_an_outage_of_the_ues_own_is_no_stations_fault() -> None:
+    """A station that answers nothing is left as one that is gone, and takes over again as soon as it answers."""
+    async with site() as where, roaming(where, 6.0) as client:
+        for between in where.relays:
+            between.down = True
+        with pytest.raises(LinkTimeout):
+            await decode(client, "greedy", 20)
+        for between in where.relays:
+            between.down = False
+        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+        assert not any(station.avoided for station in client._stations)
 
 
 def test_time_of_several_that_wait_counts_once_and_other_time_never(monkeypatch: pytest.MonkeyPatch) -> None:

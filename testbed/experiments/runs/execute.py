@@ -14,6 +14,7 @@ from testbed.channel.link import Link
 from testbed.clock import Clock, WallClock, unix_zero_s
 from testbed.config import RunConfig
 from testbed.errors import BadInput
+from testbed.experiments.deployment.distortions import own_standstill_told
 from testbed.experiments.inputs.padding import padded
 from testbed.experiments.inputs.state import channel_state
 from testbed.experiments.runs.prepare import Workload, policy_of, room
@@ -42,6 +43,8 @@ class Watch(NamedTuple):
     done: Done
     greeted: Callable[[Welcome], None] = lambda welcome: None
     """Called with the BS's answer to the greeting, before anything is decoded."""
+    stood: Callable[[float], None] = lambda still_s: None
+    """Called with the longest standstill of this process while it decoded."""
 
 
 class Begun(NamedTuple):
@@ -67,7 +70,10 @@ async def execute(config: RunConfig, work: Workload, watch: Watch, begun: Begun 
     clock = WallClock()
     try:
         setting = setting_of(config, _real_clients(config, clock, begun.identity if begun else None), drafter)
-        return await decode_all(config, work, watch, setting, clock, begun.done if begun else ())
+        with own_standstill_told() as beat:
+            outcomes = await decode_all(config, work, watch, setting, clock, begun.done if begun else ())
+        watch.stood(beat.still_s)
+        return outcomes
     finally:
         drafter.close()
 

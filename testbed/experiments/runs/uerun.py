@@ -17,7 +17,7 @@ import msgspec
 from testbed.clock import unix_zero_s
 from testbed.config import RunConfig, resolved, save
 from testbed.errors import BadInput
-from testbed.experiments.deployment.distortions import STILL, TOLD_S, own_standstill_told
+from testbed.experiments.deployment.distortions import STILL, TOLD_S
 from testbed.experiments.inputs.marks import Mark, marker
 from testbed.experiments.power.recorder import DATE_BACK, UNDER_WAY, finish, settled, source_of, watching
 from testbed.experiments.results import directory as results
@@ -37,7 +37,8 @@ from testbed.ue.run import Outcome, own_output, sampling_of
 LOG = logging.getLogger(__name__)
 GIVEN = "prompt.json"
 """Prompts that were given on the command line, as a list of texts, or one as a list of ids."""
-DECADE_S = 10 * 365 * 86_400.0
+LATEST_S = 4.1e9
+"""Latest date of a part of a run, in the year 2099: no clock is that far ahead."""
 TIMES = ("begin_s", "sent_s", "verdict_s", "end_s")
 """Times of a round on the clock."""
 
@@ -81,8 +82,7 @@ def run_ue(config: RunConfig, given: Sequence[int | str] | None, out: Path | Non
             return _into(out, config, work, source, given, resume)
         live = LiveProgress(len(work.prompts) * len(config.methods))
         with watching(config, source, None, False) as power, live:
-            with own_standstill_told():
-                outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
+            outcomes = asyncio.run(execute(config, work, Watch(live.round, live.done)))
             return result_of(config, work, *settled(power, outcomes))
 
 
@@ -97,15 +97,14 @@ def _into(
     """Run, and write a run directory."""
     journal = (Journal.resume if resume else Journal.begin)(out, config, work)
     try:
-        _go_on_after(journal.done, out)
+        if resume:
+            _go_on_after(journal.done, out)
         if given is not None:
             results.write_text(out / GIVEN, json.dumps(list(given)))
         with watching(config, source, out, resume) as power:
-            with own_standstill_told() as beat:
-                outcomes = _journalled(config, work, journal)
-            outcomes, samples = settled(power, outcomes)
+            outcomes, samples = settled(power, _journalled(config, work, journal))
             result = result_of(config, work, [*map(_on_this_clock, outcomes)], samples)
-        result.still_s = beat.still_s
+        result.still_s = journal.still_s
         write_run(out, config, work, result)
         finish(out)
         journal.finish()
@@ -115,16 +114,16 @@ def _into(
 
 
 def _go_on_after(done: Sequence[Outcome], out: Path) -> None:
-    """Have times come after those of an interrupted part of the run, but for times that no clock would have had."""
+    """Have times come after those of an interrupted part of the run."""
     known = [(one.record.clock_unix_s, _end_s(one.record)) for one in done]
     ends_s = [zero_s + last_s for zero_s, last_s in known if zero_s is not None]
-    ends_s = [end_s for end_s in [*ends_s, last_sample_s(out / UNDER_WAY)] if end_s < time.time() + DECADE_S]
-    unix_zero_s.go_on_after(max(ends_s, default=-math.inf))
-    if unix_zero_s.later_s:
+    ends_s = [end_s for end_s in [*ends_s, last_sample_s(out / UNDER_WAY)] if end_s < LATEST_S]
+    later_s = unix_zero_s.go_on_after(max(ends_s, default=-math.inf))
+    if later_s > TOLD_S:
         LOG.warning(
             "the date is %.0f s before the end of the interrupted part of this run; times go on from that end, and no "
             "external meter fits both parts",
-            unix_zero_s.later_s,
+            later_s,
         )  # fmt: skip
 
 
@@ -138,7 +137,11 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
 
         for outcome in journal.done:
             live.done(outcome)
-        watch = Watch(live.round, ended, journal.greet)
+
+        def stood(still_s: float) -> None:
+            journal.still_s = still_s
+
+        watch = Watch(live.round, ended, journal.greet, stood)
         return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
@@ -41,18 +40,19 @@ class WaitingTime:
         """What has passed."""
         return self._before_s + (self._clock.time() - self._since_s if self._waiting else 0.0)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a request waits now."""
+        return self._waiting > 0
+
     @contextlib.contextmanager
     def of_one(self) -> Iterator[None]:
-        """A request waits while the block runs. If it is given up then, and no other one waits, time begins anew."""
+        """A request waits while the block runs."""
         if not self._waiting:
             self._since_s = self._clock.time()
         self._waiting += 1
         try:
             yield
-        except asyncio.CancelledError:
-            if self._waiting == 1:
-                self.reset()
-            raise
         finally:
             self._before_s, self._waiting = self.seconds, self._waiting - 1
             self._since_s = self._clock.time()
