@@ -134,12 +134,10 @@ def test_a_ue_whose_date_went_back_meanwhile(first: dict[str, Any], tmp_path: Pa
     power = read_samples(out / "power.parquet")
     assert power.skipped <= 1 and (np.diff(power.time_s) > 0).all()
     zeros_s = {(one["method"], one["request"]): one["clock_unix_s"] for one in rows(out / "requests.parquet")}
-    begins_s = {
-        part: [one["begin_s"] + part for one in rows(out / "rounds.parquet") if zeros_s[place(one)] == part]
-        for part in set(zeros_s.values())
-    }
-    earlier, later = sorted(begins_s.values(), key=lambda times_s: len(times_s))
-    assert max(earlier) < min(later) and min(earlier) > power.time_s[0] and max(later) < power.time_s[-1]
+    rounds = sorted(rows(out / "rounds.parquet"), key=lambda one: float(one["begin_s"]))  # of one monotonic clock
+    times_s = [one["begin_s"] + zeros_s[place(one)] for one in rounds]
+    assert len(set(zeros_s.values())) == 2 and times_s == sorted(times_s)
+    assert power.time_s[0] < times_s[0] and times_s[-1] < power.time_s[-1]
 
 
 def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[int]], tmp_path: Path) -> None:
