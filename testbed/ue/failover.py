@@ -23,7 +23,7 @@ from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pon
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
-from testbed.ue.waiting.stations import PROGRESS, StationLink, StationState, WaitingTime, common
+from testbed.ue.waiting.stations import PROGRESS, StationLink, StationState, WaitingTime, common, successor
 
 LOG = logging.getLogger(__name__)
 PROBE_S = 1.0
@@ -246,20 +246,11 @@ class FailoverClient(Client):
             await station.link.send(encode(ask))
 
     def _choose(self, now_s: float) -> None:
-        """Change to another station if the serving one is silent, those last that are avoided, or to an earlier one
-        that is stable again; one that was avoided between requests, if there is such a time within `timeout_s`.
-        """
-        ready = {i: one for i, one in enumerate(self._stations) if i != self._at and one.welcome is not None}
-        if self._stations[self._at].welcome is not None:
-            gap_s = self.timeout_s if self._busy else 0.0  # to wait for one between requests
-            ready = {
-                i: one for i, one in ready.items()
-                if i < self._at and now_s - one.since_s >= STEADY_S
-                and now_s >= one.avoided_s + (gap_s if one.avoided else 0.0)
-            }  # fmt: skip
-        if ready:
-            chosen = min(ready, key=lambda i: (max(now_s, ready[i].avoided_s), ready[i].avoided, i))
-            LOG.warning("%s serves in place of %s", ready[chosen].address, self.serving)
+        """Change the serving station if another one takes over."""
+        gap_s = self.timeout_s if self._busy else 0.0
+        chosen = successor(self._stations, self._at, now_s, STEADY_S, gap_s)
+        if chosen is not None:
+            LOG.warning("%s serves in place of %s", self._stations[chosen].address, self.serving)
             self._serve_from(chosen)
 
     def _avoid(self, station: StationState, now_s: float) -> None:

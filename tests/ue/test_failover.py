@@ -3,139 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import sys
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from testbed.bs.engines.synthetic import SyntheticEngine
-from testbed.bs.judging.base import Judge
 from testbed.bs.judging.head import BudgetJudge
 from testbed.bs.server import BaseStation
-from testbed.channel.link import ZmqLink, new_identity
-from testbed.clock import WallClock, within
+from testbed.clock import within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
-from testbed.protocols import TARGET_ONLY, protocol
-from testbed.protocols.codec import Packet, decode_uplink
-from testbed.protocols.messages import Busy, Draft, Open, Resync
-from testbed.protocols.methods import Ahead, run_method
-from testbed.protocols.sampling import Sampling
-from testbed.synthetic import next_token
-from testbed.tasks import cancel
-from testbed.ue import failover
-from testbed.ue.drafters.synthetic import SyntheticDrafter
-from testbed.ue.failover import FailoverClient
+from testbed.protocols import TARGET_ONLY
+from testbed.protocols.messages import Busy
+from testbed.protocols.methods import Ahead
 from testbed.ue.records import RequestRecord, RoundRecord
-from testbed.ue.session import DecodingSession
-from testbed.ue.target_only import decode_remotely
-from testbed.ue.waiting.stations import StationLink, StationState, WaitingTime
-from testbed.ue.windows.fixed import FixedWindow
-from testbed.ue.windows.stream_choice import StreamChoice
+from testbed.ue.waiting.stations import StationState
 from tests.support.heads import random_head
-from tests.support.relay import Relay, relay
-from tests.support.stations import VOCAB, station
+from tests.support.roaming import PROMPT, SILENCE_S, decode, own, roaming, site, until
+from tests.support.stations import VOCAB
 from tests.support.zmtp import frame
-
-PROMPT = [3, 1, 4, 1, 5]
-SILENCE_S = 0.5
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "PROBE_S", 0.1)
-    monkeypatch.setattr(failover, "STEADY_S", 0.3)
-
-
-def own(prompt: list[int], length: int) -> list[int]:
-    ids = list(prompt)
-    for _ in range(length):
-        ids.append(next_token(ids, VOCAB, 0))
-    return ids[len(prompt) :]
-
-
-class Site:
-    """Base stations behind relays that can be disconnected."""
-
-    def __init__(self) -> None:
-        self.bss: list[BaseStation] = []
-        self.relays: list[Relay] = []
-        self.addresses: list[str] = []
-
-    def rounds(self) -> list[int]:
-        return [bs.rounds for bs in self.bss]
-
-    def sessions(self) -> list[int]:
-        return [len(bs._intake.sessions) for bs in self.bss]
-
-
-class Slow(SyntheticEngine):
-    """A slow drafter, so that disconnections occur within rounds."""
-
-    def compute(self, batch: Any) -> Any:
-        import time
-
-        time.sleep(0.01)
-        return super().compute(batch)
-
-
-@contextlib.asynccontextmanager
-async def site(count: int = 2, judges: Sequence[Judge] = ()) -> AsyncIterator[Site]:
-    found = Site()
-    async with contextlib.AsyncExitStack() as held:
-        for number in range(count):
-            judge = judges[number] if judges else None
-            bs, address = await held.enter_async_context(station(Slow(vocab_size=VOCAB), judge=judge))
-            between, address = await held.enter_async_context(relay(address))
-            found.bss.append(bs)
-            found.relays.append(between)
-            found.addresses.append(address)
-        yield found
-
-
-@contextlib.asynccontextmanager
-async def roaming(site: Site, timeout_s: float = 10.0, greet: bool = True) -> AsyncIterator[FailoverClient]:
-    identity = new_identity()
-    links = [StationLink(address, ZmqLink(address, identity)) for address in site.addresses]
-    client = FailoverClient(links, WallClock(), 1, timeout_s, SILENCE_S)
-    try:
-        if greet:
-            await client.connect("", VOCAB)
-        yield client
-    finally:
-        await client.close()
-
-
-async def until(condition: Any, wait_s: float = 10.0) -> None:
-    for _ in range(int(wait_s / 0.02)):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not come about")
-
-
-async def decode(
-    client: FailoverClient,
-    method: str,
-    length: int,
-    progress: Any = None,
-    prompt: list[int] = PROMPT,
-    theta: float = 0.0,
-    lookahead: Ahead = 0,
-) -> Any:
-    if method == TARGET_ONLY:
-        return await decode_remotely(client, prompt, length, (), progress)
-    drafter = SyntheticDrafter(vocab_size=VOCAB, alpha=0.7)
-    sampling = run_method(method).sampling(Sampling(0.8))
-    session = DecodingSession(
-        client, drafter, protocol(method), FixedWindow(4), theta, sampling=sampling, seed=7, lookahead=lookahead,
-        streams=StreamChoice(4, alone=lookahead is None),
-    )  # fmt: skip
-    return await session.decode(prompt, length, (), progress)
 
 
 async def test_the_first_serves_while_it_is_there() -> None:
@@ -373,159 +261,6 @@ async def test_a_station_that_takes_less_after_a_restart_is_left_for_another_one
         assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
 
 
-@pytest.mark.parametrize("method", ["greedy", TARGET_ONLY])
-async def test_a_station_that_answers_handshakes_only_is_left_for_another_one(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The request waited for its whole timeout, and ended beside a station that would have served it; so it did as long
-    as the station told something of sessions that nobody has.
-    """
-    async with site() as where, roaming(where, 4.0) as client:
-        link = client._stations[0].link
-        send = link.send
-
-        async def lose(frames: Any) -> int:
-            message = decode_uplink([bytes(frame) for frame in frames]).message
-            client._deliver(Packet(Resync(session=99), {}, 0))
-            return 0 if isinstance(message, Open | Draft) else await send(frames)
-
-        monkeypatch.setattr(link, "send", lose)
-        assert (await decode(client, method, 20)).token_ids == own(PROMPT, 20)
-        assert client.moves == [where.addresses[1]]
-        await asyncio.sleep(2.0)
-        assert client.serving == where.addresses[1]  # which it does not take over from at once
-
-
-async def test_a_station_that_confirms_each_new_session_and_goes_on_with_none_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As one whose pass never ends: while requests came, it was never left, and 8 of 10 failed."""
-    async with site() as where, roaming(where, 4.0) as client:
-        link = client._stations[0].link
-        send = link.send
-
-        async def lose(frames: Any) -> int:
-            message = decode_uplink([bytes(frame) for frame in frames]).message
-            return 0 if isinstance(message, Draft) else await send(frames)
-
-        monkeypatch.setattr(link, "send", lose)
-        requests = []
-        for _ in range(6):
-            requests.append(asyncio.create_task(decode(client, "greedy", 20)))
-            await asyncio.sleep(0.7)
-        for request in requests:
-            assert (await request).token_ids == own(PROMPT, 20)
-        assert client.moves[0] == where.addresses[1]
-
-
-@pytest.mark.parametrize(
-    ("method", "asked", "answer"),
-    [
-        ("greedy", Open, Busy(0, "full", 0.3)),
-        ("greedy", Draft, Busy(0, "full", 0.3)),
-        ("greedy", Draft, Resync(0)),
-        (TARGET_ONLY, Open, Busy(0, "full", 0.3)),
-        (TARGET_ONLY, Open, Resync(0)),
-    ],
-)
-async def test_a_station_that_asks_to_wait_or_forgets_without_end_is_left(
-    method: str, asked: type[Any], answer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody was waiting when the watchdog looked, so that one whose sessions another UE held denied an idle one."""
-    async with site() as where, roaming(where, 4.0) as client:
-        link = client._stations[0].link
-        send = link.send
-
-        async def answered(frames: Any) -> int:
-            message = decode_uplink([bytes(frame) for frame in frames]).message
-            if not isinstance(message, asked):
-                return await send(frames)
-            more = {"round": message.round} if isinstance(message, Draft) and isinstance(answer, Busy) else {}
-            client._deliver(Packet(replace_struct(answer, session=message.session, **more), {}, 0))
-            return 0
-
-        monkeypatch.setattr(link, "send", answered)
-        assert (await decode(client, method, 20)).token_ids == own(PROMPT, 20)
-        assert client.moves[0] == where.addresses[1]
-
-
-async def test_a_third_station_serves_where_two_only_ask_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two took turns for ever."""
-    async with site(3) as where, roaming(where, 2.0) as client:
-        for station in client._stations[:2]:
-
-            async def refused(frames: Any, send: Any = station.link.send) -> int:
-                message = decode_uplink([bytes(frame) for frame in frames]).message
-                if not isinstance(message, Open):
-                    return await send(frames)
-                client._deliver(Packet(Busy(message.session, "full", 0.3), {}, 0))
-                return 0
-
-            monkeypatch.setattr(station.link, "send", refused)
-        with contextlib.suppress(LinkTimeout):  # two halves of its time are all that it has
-            await decode(client, "greedy", 20)
-        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
-        assert client.serving == where.addresses[2] and len(client.moves) <= 3
-
-
-async def test_what_requests_waited_counts_no_longer_once_none_is_under_way() -> None:
-    """Requests of an hour ago had a station left, with nobody waiting."""
-    async with site() as where, roaming(where, 8.0) as client:
-        where.relays[0].down = True
-        request = asyncio.create_task(decode(client, "greedy", 20))
-        await until(lambda: client._waited.seconds > 0.1)
-        await cancel(request)
-        await until(lambda: client._waited.seconds == 0)
-
-
-async def test_a_station_that_goes_on_again_takes_over_beside_requests_in_the_end() -> None:
-    async with site() as where, roaming(where, 1.0) as client:
-        client._avoid(client._stations[0], client.clock.time())
-        client._choose(client.clock.time())
-        assert client.serving == where.addresses[1]
-        began_s = client.clock.time()
-        while client.serving != where.addresses[0] and client.clock.time() < began_s + 20:
-            for request in [asyncio.create_task(decode(client, "greedy", 20)) for _ in range(2)]:
-                assert (await request).token_ids == own(PROMPT, 20)
-        assert 0.9 < client.clock.time() - began_s < 10
-
-
-async def test_an_outage_of_the_ues_own_is_no_stations_fault() -> None:
-    """A station that answers nothing is left as one that is gone, and takes over again as soon as it answers."""
-    async with site() as where, roaming(where, 6.0) as client:
-        for between in where.relays:
-            between.down = True
-        with pytest.raises(LinkTimeout):
-            await decode(client, "greedy", 20)
-        for between in where.relays:
-            between.down = False
-        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
-        assert not any(station.avoided for station in client._stations)
-
-
-def test_time_of_several_that_wait_counts_once_and_other_time_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = WallClock()
-    now_s = 0.0
-    monkeypatch.setattr(clock, "time", lambda: now_s)
-    waited = WaitingTime(clock)
-    now_s = 1.0
-    with waited.of_one():
-        now_s = 3.0
-        assert waited.seconds == 2.0
-        with waited.of_one():
-            now_s = 4.0
-        assert waited.seconds == 3.0
-    now_s = 9.0
-    assert waited.seconds == 3.0
-    with waited.of_one():
-        now_s = 10.0
-        assert waited.seconds == 4.0
-        waited.reset()
-        now_s = 10.5
-        assert waited.seconds == 0.5
-    assert waited.seconds == 0.5
-
-
 async def test_a_request_that_a_station_refuses_is_refused_and_moves_nobody() -> None:
     async with site() as where, roaming(where) as client:
         with pytest.raises(ProtocolError, match="token ids must lie in"):
@@ -566,18 +301,6 @@ async def test_nobody_there_is_a_timeout_that_names_them_all() -> None:
         async with roaming(where, 0.5, greet=False) as client:
             with pytest.raises(LinkTimeout, match=", ".join(where.addresses)):
                 await client.connect("", VOCAB)
-
-
-def test_a_station_that_is_left_again_and_again_is_left_for_longer() -> None:
-    """The request that another one served stood still for half of each two timeouts."""
-    found, now_s = StationState("tcp://x:1", None), 100.0  # type: ignore[arg-type]
-    for times in (1, 2, 4, 8):
-        found.avoid(now_s, 60.0)
-        assert found.avoided_s == now_s + 60.0 * times
-        now_s = found.avoided_s
-    for _ in range(2000):
-        found.avoid(now_s, 60.0)
-    assert found.avoided_s == now_s + 60.0 * 2**10
 
 
 def test_a_long_upload_is_no_silence() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Sequence
 
+from testbed.clock import within
 from testbed.errors import TestbedError, used_up
-from testbed.experiments.runs.processes import WATCH_S, check_stopped, command, environment, stop_group
+from testbed.experiments.runs.processes import STOP_S, WATCH_S, check_stopped, command, environment
 from testbed.process.children import end_first
 from testbed.tasks import cancel, to_its_end
 
@@ -42,7 +45,7 @@ async def run_child(arguments: Sequence[str], say: Callable[[str], None]) -> tup
 
 async def _stopped(following: asyncio.Task[tuple[int, str]], process: asyncio.subprocess.Process) -> None:
     await cancel(following)
-    await stop_group(process)
+    await _stop_group(process)
 
 
 async def _follow(process: asyncio.subprocess.Process, say: Callable[[str], None]) -> tuple[int, str]:
@@ -85,3 +88,16 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
     while True:
         with contextlib.suppress(ValueError):  # the line is longer: what was received of it is dropped
             return await stream.readline()
+
+
+async def _stop_group(process: asyncio.subprocess.Process) -> None:
+    """Terminate a process that leads a session of its own, with all processes that it has started, if it still runs."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(STOP_S, process.wait())
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

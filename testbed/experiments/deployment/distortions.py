@@ -100,10 +100,10 @@ class StoppedWatch(_WatchingThread):
 
 
 @contextlib.contextmanager
-def standstill_told(name: str, pid: int) -> Iterator[None]:
-    """Log how long a process was stopped (SIGSTOP) while the block ran, if that distorts a run."""
-    with StoppedWatch([pid]) as watch:
-        yield
+def standstill_told(name: str, *pids: int) -> Iterator[StoppedWatch]:
+    """Log how long one of these processes was stopped (SIGSTOP) while the block ran, if that distorts a run."""
+    with StoppedWatch(pids) as watch:
+        yield watch
     warn_stood(name, watch.still_s)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from testbed.bs.engines.target import Target
 from testbed.config import resolved, save
 from testbed.errors import BadInput, GateError
-from testbed.experiments.deployment.distortions import BeatingThread, StoppedWatch, warn_stood
+from testbed.experiments.deployment.distortions import own_standstill_told, standstill_told
 from testbed.experiments.edge.config import MODES, QUICK, PipelineConfig
 from testbed.experiments.edge.fit import dimensions, measure, report
 from testbed.experiments.edge.pipeline import Pipeline, PipelineRun
@@ -80,7 +80,11 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
         (out / "plan.json").write_text(json.dumps(plan) + "\n", encoding="utf-8")
         (out / "cell.json").write_text(json.dumps(resolved(cell.problem)) + "\n", encoding="utf-8")
         told("starting drafter and verifier")
-        with started(orders) as nodes, BeatingThread() as beat, StoppedWatch([node.pid for node in nodes]) as watch:
+        with (
+            started(orders) as nodes,
+            own_standstill_told() as beat,
+            standstill_told("the drafter or the verifier", *(node.pid for node in nodes)) as watch,
+        ):
             runs: list[CarriedOut] = []
             try:
                 for one in _runs(config, target, plan, cell, nodes, told):
@@ -89,8 +93,6 @@ def run(config: PipelineConfig, cost: Cost, out: Path, told: Told) -> dict[str, 
                 if runs:
                     _tables(cell, runs, out)
                 raise
-        warn_stood("this command", beat.still_s)
-        warn_stood("the drafter or the verifier", watch.still_s)
         return _write(config, cell, plan, runs, max(beat.still_s, watch.still_s), out)
 
 

@@ -63,12 +63,10 @@ class Journal:
     Attributes:
         identity: identity of the UE.
         done: outcomes read from the journal.
-        still_s: longest standstill of this process while it decoded.
     """
 
     def __init__(self, path: Path, file: BinaryIO, identity: bytes, done: list[Outcome], shared: Shared | None) -> None:
         self._path, self._file, self.identity, self.done, self._shared = path, file, identity, done, shared
-        self.still_s = 0.0
 
     @classmethod
     def begin(cls, out: Path, config: RunConfig, work: Workload) -> Journal:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from testbed.channel.spec import ChannelSpec, channel_text
-from testbed.clock import within
 from testbed.config import Config, RunConfig, ServeConfig, save
 from testbed.errors import BadInput, TestbedError
 from testbed.experiments.deployment.distortions import standstill_told
@@ -304,19 +303,6 @@ def stop(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_S)
-
-
-async def stop_group(process: asyncio.subprocess.Process) -> None:
-    """Terminate a process that leads a session of its own, with all processes that it has started, if it still runs."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(asyncio.TimeoutError):
-        await within(STOP_S, process.wait())
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
 
 
 def _drain(stream: Any, tell: Callable[[str], Any], ended: Callable[[None], Any] = lambda _: None) -> None:

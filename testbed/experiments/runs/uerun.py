@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,10 +101,11 @@ def _into(
             _go_on_after(journal.done, out)
         if given is not None:
             results.write_text(out / GIVEN, json.dumps(list(given)))
+        stood = list[float]()
         with watching(config, source, out, resume) as power:
-            outcomes, samples = settled(power, _journalled(config, work, journal))
+            outcomes, samples = settled(power, _journalled(config, work, journal, stood.append))
             result = result_of(config, work, [*map(_on_this_clock, outcomes)], samples)
-        result.still_s = journal.still_s
+        result.still_s = max(stood)
         write_run(out, config, work, result)
         finish(out)
         journal.finish()
@@ -127,7 +128,9 @@ def _go_on_after(done: Sequence[Outcome], out: Path) -> None:
         )  # fmt: skip
 
 
-def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Outcome]:
+def _journalled(
+    config: RunConfig, work: Workload, journal: Journal, stood: Callable[[float], None] = lambda still_s: None
+) -> list[Outcome]:
     """Run what the journal does not have yet, and write it down there."""
     with LiveProgress(len(work.prompts) * len(config.methods)) as live:
 
@@ -137,10 +140,6 @@ def _journalled(config: RunConfig, work: Workload, journal: Journal) -> list[Out
 
         for outcome in journal.done:
             live.done(outcome)
-
-        def stood(still_s: float) -> None:
-            journal.still_s = still_s
-
         watch = Watch(live.round, ended, journal.greet, stood)
         return asyncio.run(execute(config, work, watch, Begun(journal.identity, journal.done)))
 

@@ -76,6 +76,24 @@ class StationLink(NamedTuple):
     link: Link
 
 
+def successor(stations: Sequence[StationState], at: int, now_s: float, steady_s: float, gap_s: float) -> int | None:
+    """Place of the station that takes over: if the serving one is silent, any that answers, those last that are
+    avoided; else an earlier one that is stable again. None: none does.
+
+    Args:
+        at: place of the serving one.
+        steady_s: time for which an earlier one must have answered.
+        gap_s: time to wait for a moment between requests before one that was avoided takes over.
+    """
+    ready = {i: one for i, one in enumerate(stations) if i != at and one.welcome is not None}
+    if stations[at].welcome is not None:
+        ready = {
+            i: one for i, one in ready.items()
+            if i < at and now_s - one.since_s >= steady_s and now_s >= one.avoided_s + (gap_s if one.avoided else 0.0)
+        }  # fmt: skip
+    return min(ready, key=lambda i: (max(now_s, ready[i].avoided_s), ready[i].avoided, i), default=None)
+
+
 @dataclass
 class StationState:
     """State of one station."""
