@@ -202,6 +202,8 @@ def unpack_positions(packed: AnyArray, count: int, window: int) -> list[int]:
     Raises:
         ProtocolError: the array does not hold `count` increasing positions below `window`.
     """
+    if count > window:  # before numbers are made of what may be megabytes
+        raise ProtocolError(f"{count} positions in a window of {window} tokens")
     positions = unpack_bits(packed, count, position_bits(window)).tolist()
     if any(p >= window for p in positions) or any(a >= b for a, b in itertools.pairwise(positions)):
         raise ProtocolError("positions must increase and lie inside the window")

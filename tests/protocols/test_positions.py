@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -95,3 +96,14 @@ def test_positions_that_a_peer_made_up_increase_inside_the_window_or_are_refused
 def test_positions_that_cannot_be_are_refused(packed: AnyArray, count: int, window: int) -> None:
     with pytest.raises(ProtocolError):
         unpack_positions(packed, count, window)
+
+
+def test_more_positions_than_tokens_are_refused_before_they_are_read() -> None:
+    """A message of 4 MiB held the event loop of a UE up for a second, and took 500 MB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="33554432 positions in a window of 1 tokens"):
+            unpack_positions(np.zeros(2**22, np.uint8), 2**25, 1)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
