@@ -169,7 +169,7 @@ class FailoverClient(Client):
             except (LinkTimeout, ProtocolError):  # invalid messages are dropped, as if lost
                 continue
             except LinkError:  # it broke a bound
-                station.lose()
+                self._lose(station)
                 if self.welcome is not None:
                     self._choose(self.clock.time())
                 continue
@@ -219,7 +219,7 @@ class FailoverClient(Client):
             mailbox.put(packet)
             if session >= 0 and isinstance(message, PROGRESS):
                 self._waited.reset()
-                self._stations[self._at].avoided = 0
+                self._stations[self._at].go_on(self.clock.time(), self.timeout_s)
 
     # ------------------------------------------------------------ choosing the serving station
 
@@ -229,7 +229,7 @@ class FailoverClient(Client):
             now_s = self.clock.time()
             for station in self._stations:
                 if station.silent(now_s, self._silence_s):
-                    station.lose()
+                    self._lose(station)
                 await self._probe(station)
             if self._stations[self._at].welcome is None or not self._busy:
                 self._waited.reset()
@@ -253,6 +253,18 @@ class FailoverClient(Client):
             LOG.warning("%s serves in place of %s", self._stations[chosen].address, self.serving)
             self._serve_from(chosen)
 
+    def _lose(self, station: StationState) -> None:
+        """Note that a station cannot serve. One that took over less than `timeout_s` ago is avoided, too, unless all
+        are silent, as in an outage of the UE's own.
+        """
+        now_s = self.clock.time()
+        others = any(not one.silent(now_s, self._silence_s / 2) for one in self._stations if one is not station)
+        serving = station is self._stations[self._at] and station.welcome is not None
+        if serving and others and now_s - station.serving_s < self.timeout_s:
+            station.avoid(now_s, self.timeout_s)
+        else:
+            station.lose()
+
     def _avoid(self, station: StationState, now_s: float) -> None:
         """Leave the serving station, which answers handshakes but goes on with no request, if there is another one."""
         if any(one.welcome is not None for one in self._stations if one is not station):
@@ -266,7 +278,7 @@ class FailoverClient(Client):
         at = self._at
         async with self._asking:
             if at == self._at and (await self.trouble(PROBE_S) or await self._takes_less()) and at == self._at:
-                self._stations[at].lose()
+                self._lose(self._stations[at])
                 self._choose(self.clock.time())
             return self._at != at
 
@@ -298,6 +310,7 @@ class FailoverClient(Client):
         left = self._stations[self._at]
         left.welcome = None  # greeted again on return, so that it frees this UE's sessions
         self._at, self._link = number, self._stations[number].link
+        self._stations[number].serving_s = self.clock.time()
         self._epoch += 1
         self._waited.reset()
         if self.welcome is not None:

@@ -18,7 +18,7 @@ from testbed.protocols.messages import Busy, Draft, Message, Open, Resync, Welco
 from testbed.tasks import cancel
 from testbed.ue.failover import FailoverClient
 from testbed.ue.waiting.stations import StationState, WaitingTime, successor
-from tests.support.roaming import PROMPT, decode, intercept, own, roaming, site, until
+from tests.support.roaming import PROMPT, SILENCE_S, Site, decode, intercept, own, roaming, site, until
 
 
 @pytest.mark.parametrize("method", ["greedy", TARGET_ONLY])
@@ -132,6 +132,48 @@ async def test_an_outage_of_the_ues_own_is_no_stations_fault() -> None:
         assert not any(station.avoided for station in client._stations)
 
 
+def fall_silent_at_requests(where: Site, client: FailoverClient, patch: pytest.MonkeyPatch) -> None:
+    """Have the first station answer nothing for a while after each request, as one that such requests end."""
+
+    def take(message: Message) -> bool:
+        if isinstance(message, Open):
+            where.relays[0].down = True
+            asyncio.get_running_loop().call_later(SILENCE_S + 0.3, setattr, where.relays[0], "down", False)
+        return where.relays[0].down
+
+    intercept(client._stations[0], take, patch)
+
+
+async def test_one_that_falls_silent_at_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took over every few seconds, and had a stream of the other one begin anew each time."""
+    async with site() as where, roaming(where, 6.0) as client:
+        fall_silent_at_requests(where, client, monkeypatch)
+        assert (await decode(client, TARGET_ONLY, 300)).token_ids == own(PROMPT, 300)
+        first, second = where.addresses
+        assert client.moves in ([second], [second, first, second])
+
+
+async def test_an_outage_soon_after_a_station_took_over_is_not_its_fault() -> None:
+    async with site() as where, roaming(where, 6.0) as client:
+        where.relays[0].down = True
+        await until(lambda: client.serving == where.addresses[1])
+        where.relays[1].down = True
+        await until(lambda: client._stations[1].welcome is None)
+        where.relays[1].down = False
+        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+        assert not any(station.avoided for station in client._stations)
+
+
+def test_failures_count_until_a_station_has_served_for_a_while() -> None:
+    found = StationState("tcp://x:1", None)  # type: ignore[arg-type]
+    found.avoid(100.0, 60.0)
+    found.serving_s = 200.0
+    found.go_on(259.0, 60.0)
+    assert found.avoided == 1
+    found.go_on(260.0, 60.0)
+    assert found.avoided == 0
+
+
 CHOICES: list[tuple[float, bool, list[tuple[bool, float, int, float]], int, int | None]] = [
     # time, whether a request is under way, stations (greeted, avoided until, how often, since), serving, successor
     (100, False, [(True, -math.inf, 0, 0), (True, -math.inf, 0, 0)], 1, 0),
@@ -191,4 +233,4 @@ def test_a_station_that_is_left_again_and_again_is_left_for_longer() -> None:
         now_s = found.avoided_s
     for _ in range(2000):
         found.avoid(now_s, 60.0)
-    assert found.avoided_s == now_s + 60.0 * 2**10
+    assert found.avoided_s == now_s + 60.0 * 2**6

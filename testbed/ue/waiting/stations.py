@@ -18,7 +18,7 @@ PROGRESS = (Verdict, NeedHidden, Fault)
 """Messages by which a station goes on with a request, or says that it does not. One whose pass never ends confirms
 sessions (`Opened`), and may ask others to wait (`Busy`).
 """
-MOST_AVOIDED = 10
+MOST_AVOIDED = 6
 """Times that the time for which a station is avoided doubles."""
 SLOWEST_BPS = 1e6
 """Uplink rate assumed for the time that sent data takes, before a station counts as silent."""
@@ -107,8 +107,11 @@ class StationState:
     heard_s: float = -math.inf
     since_s: float = math.inf
     """Time since which it has answered without interruption."""
+    serving_s: float = -math.inf
+    """When it took over from another one; -inf: it never did."""
     avoided_s: float = -math.inf
-    """Until then it takes over from no other one, since it has answered handshakes but no request."""
+    """Until then it takes over from no other one that answers, since it failed soon after it had taken over, or went on
+    with no request."""
     avoided: int = 0
     """How often in a row that was so."""
     sent_bytes: int = 0
@@ -123,9 +126,14 @@ class StationState:
         """Note that it cannot serve before it has answered a greeting again."""
         self.welcome, self.since_s = None, math.inf
 
+    def go_on(self, now_s: float, seconds: float) -> None:
+        """Note that it went on with a request: after `seconds` of service, earlier failures count no longer."""
+        if now_s - self.serving_s >= seconds:
+            self.avoided = 0
+
     def avoid(self, now_s: float, seconds: float) -> None:
-        """Note that it goes on with no request: it takes over from no other one for `seconds`, and each further time
-        for twice as long, since requests that another one serves would stand still again and again.
+        """Note that it failed as the serving one: it takes over from no other one that answers for `seconds`, and each
+        further time for twice as long, since requests that another one serves would stand still again and again.
         """
         self.avoided_s = now_s + seconds * 2**self.avoided
         self.avoided = min(MOST_AVOIDED, self.avoided + 1)
