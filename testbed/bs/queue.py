@@ -28,6 +28,8 @@ class Queue:
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Session, Pending]] = {}
         self._running: dict[str, Taken] = {}
+        self._seen: dict[str, int] = {}
+        """What the engine has cached of the prefixes of `running`, where it knows."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -47,7 +49,8 @@ class Queue:
     @property
     def unfinished(self) -> list[Pending]:
         """Requests of `running`, with what is computed of them by now."""
-        return [replace(item, computed=session.computed) for session, item, _ in self._running.values()]
+        found = self._running.items()
+        return [replace(item, computed=self._seen.get(name, session.computed)) for name, (session, item, _) in found]
 
     def pending(self) -> list[Pending]:
         """Waiting requests in order of arrival, without those of which the engine has a piece."""
@@ -88,7 +91,9 @@ class Queue:
         return batch
 
     def see(self, cached: Callable[[VerifyRequest], int | None]) -> None:
-        """Update what is cached of every waiting request's prefix, where the engine knows; evictions are seen by it."""
+        """Update what is cached of the prefixes of all requests, where the engine knows; evictions are seen by it."""
+        running = [(name, cached(taken.pending.request)) for name, taken in self._running.items()]
+        self._seen = {name: known for name, known in running if known is not None}
         for name, (session, item) in self._waiting.items():
             known = cached(item.request)
             if known is not None and known != item.computed:

@@ -101,3 +101,16 @@ def test_what_waits_is_weighed() -> None:
     for _ in range(2):
         queue.drop(sessions[1])
         assert queue.load == (0, 0)
+
+
+def test_what_the_engine_has_lost_of_its_requests_is_seen() -> None:
+    """A session lost its keys and values while its request waited for room in a pass, and counted as one token."""
+    queue = Queue()
+    (session,) = waiting(queue, 0)
+    queue.start(queue.take(queue.pending())[0])
+    session.computed = 199
+    assert [one.new_tokens for one in queue.unfinished] == [4]
+    queue.see(lambda request: 64)
+    assert [one.new_tokens for one in queue.unfinished] == [139]
+    queue.see(lambda request: None)  # the engine does not know
+    assert [one.new_tokens for one in queue.unfinished] == [4]

@@ -33,18 +33,25 @@ def fair_share(sessions: Iterable[str], places: int) -> int:
     return places
 
 
-def to_evict(held: Collection[str], opening: str, busy: Collection[str] = EMPTY, stale: Collection[str] = EMPTY) -> str:
+def to_evict(
+    held: Collection[str],
+    opening: str,
+    busy: Collection[str] = EMPTY,
+    stale: Collection[str] = EMPTY,
+    waiting: Collection[str] = EMPTY,
+) -> str:
     """The session to lose its place: the first stale one; if there is none, the first of the owner with most sessions,
-    that which is opened counted.
+    that which is opened counted, if possible one without a round that waits.
 
     Args:
         held: sessions with a place, the least recently used first.
         opening: session that needs one.
         busy: sessions that must keep theirs; not all of `held`.
         stale: sessions that were not used for `STALE_PASSES`.
+        waiting: sessions with a round of a later pass, which would compute the prefix again.
     """
     counts = Counter(map(owner, held))
     counts[owner(opening)] += 1
     free = [session for session in held if session not in busy]
     found = next((session for session in free if session in stale), None)
-    return found or max(free, key=lambda session: counts[owner(session)])
+    return found or max(free, key=lambda session: (counts[owner(session)], session not in waiting))

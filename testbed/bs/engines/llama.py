@@ -170,7 +170,8 @@ class LlamaEngine(BatchedEngine):
         if grown is not None:
             return _LlamaSession(grown[0], self._kept.take(grown[0]))
         if not self._free and not len(self._kept):
-            self._drop(llama, to_evict(self._sessions, request.session, busy, self.stale(self._sessions)))
+            stale, waiting = self.stale(self._sessions), {one.session for one in self._submitted}
+            self._drop(llama, to_evict(self._sessions, request.session, busy, stale, waiting))
         return _LlamaSession(self._empty_place(llama), np.empty(0, np.int32))
 
     def _empty_place(self, llama: LlamaGroup) -> int:

@@ -14,7 +14,7 @@ from testbed.bs.pending import Pending, Round
 from testbed.bs.queue import Taken
 from testbed.bs.scheduling.admission import Admission, Guarantees
 from testbed.bs.scheduling.averages import Averages, OverheadEstimator
-from testbed.bs.scheduling.base import Scheduler
+from testbed.bs.scheduling.base import RECENT_S, Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.guarantees import GuaranteeShares, work_s
 from testbed.bs.scheduling.slo import Slo
@@ -72,6 +72,8 @@ class PassLedger:
         self._averages = Averages()
         self._shares = GuaranteeShares(sessions, self._averages)
         self._last = _Planned((), 0.0)
+        self._budget: tuple[float, float] | None = None
+        """The last of `_budget_s` while there was a guarantee, and when."""
         self._ended_s: float | None = None
         self._passed = 0
         """Requests of the last pass."""
@@ -261,13 +263,15 @@ class PassLedger:
 
     def _budget_s(self) -> float | None:
         """Time for queueing and verification in a typical round of the fastest guaranteed speed, or in a round of the
-        UE that has all guarantees; None: there is none.
+        UE that has all guarantees. For `RECENT_S` after the last one ended, what it was then, since the session of a
+        UE's next request would wait for a long pass. None: there is none.
         """
         if (fastest := max(self._sessions.promised(), default=None)) is None:
-            return None
+            return self._budget[0] if self._budget and self._last.now_s - self._budget[1] < RECENT_S else None
         ues = {self._sessions.owner(session.key[0]) for session in self._sessions if session.speed_tps is not None}
         shape = self._averages.expected(ues.pop() if len(ues) == 1 else None)
-        return shape.committed / fastest - shape.draft_s - shape.network_s
+        self._budget = shape.committed / fastest - shape.draft_s - shape.network_s, self._last.now_s
+        return self._budget[0]
 
     def _warn_of_drift(self, estimator: OnlineEstimator) -> None:
         if estimator.drifted and not self._drifted:

@@ -98,6 +98,8 @@ class Batch:
         self._batch, self._full = list[Pending](), False
         self._used = Counter[bytes]()
         self._unfinished = sum(item.new_tokens for item in how.running)
+        most = how.max_requests if how.max_sessions is None else min(how.max_requests, how.max_sessions)
+        self._most = most - len(how.running)
         self._tokens, self._kv = how.max_tokens, math.inf if how.kv_tokens is None else how.kv_tokens
         self._took_s, self._due_s = self._times.c + _share_s(how.running, how.max_tokens, self._times), math.inf
         self._line = self._begun(line)
@@ -127,7 +129,7 @@ class Batch:
     def filled(self) -> list[Pending]:
         """The requests of the line that join the pass, or pieces of them."""
         for entry in self._line:
-            if self._full or len(self._batch) == self._how.max_requests:
+            if self._full or len(self._batch) >= self._most:
                 break
             self._add(entry)
         return self._batch

@@ -119,6 +119,15 @@ def test_what_the_engine_has_leaves_less_room(unfinished: int, pieces: bool, rou
     assert any(item.request.session == "long" for item in found) == pieces
 
 
+@pytest.mark.parametrize(("sessions", "most"), [(8, 5), (None, 40)])
+def test_requests_that_the_engine_has_take_places_of_the_next_pass(sessions: int | None, most: int) -> None:
+    """It planned as many as the engine computes at once, so that the rest was computed, later, beside any others."""
+    plan = Slo(coefficients=CPU, max_sessions=sessions).learn(None, None)
+    waiting = [prompt(str(i), 50, b"%d" % i, computed=49) for i in range(40)]
+    running = [prompt(f"had{i}", 50, b"x", computed=49) for i in range(3)]
+    assert len(plan.beside(running).plan(waiting, 0.0)) == most
+
+
 def test_nothing_is_beside_the_next_plan_unless_it_is_said() -> None:
     plan = Slo(coefficients=CPU)
     assert plan.beside([]) is plan

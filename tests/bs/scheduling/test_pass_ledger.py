@@ -261,6 +261,12 @@ def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:
         assert hold_s() == pytest.approx(expected)
     table.close(session.key)
     assert hold_s() == pytest.approx(0.6 / 3)
+    for left in list(table):
+        table.close(left.key)
+    # the sessions of the next requests would wait for long passes
+    for now_s, expected in ((9.0, 0.6 / 3), (11.0, 0.5)):
+        ledger.plan([], now_s)
+        assert hold_s() == pytest.approx(expected)
 
 
 def test_admission_counts_everybody_else() -> None:
