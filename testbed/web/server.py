@@ -108,11 +108,8 @@ class BoundedHttp(H11Protocol):
         """Parse one piece; the rest after other callbacks of the event loop."""
         if self.transport.is_closing():
             return
-        piece = bytes(self._left[:PIECE_BYTES])
-        try:
-            super().data_received(piece)
-        except h11.LocalProtocolError:  # no HTTP, behind a response that is complete
-            self.give_up()
+        super().data_received(bytes(self._left[:PIECE_BYTES]))
+        if self.transport.is_closing():
             return
         del self._left[:PIECE_BYTES]
         if self.serving:
@@ -124,12 +121,24 @@ class BoundedHttp(H11Protocol):
         elif not self.flow.read_paused:
             self.transport.resume_reading()
 
+    def handle_events(self) -> None:
+        """Handle what was parsed, here and, of requests that came ahead, at the end of the response before: an error
+        there would be one of that request.
+        """
+        try:
+            super().handle_events()
+        except h11.LocalProtocolError:
+            self.give_up()
+
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; a request in progress gets no other answer."""
         if self.serving:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        super().send_400_response(msg)
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # a response to HEAD has no body, and one that has begun gets no other head
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """Start the time limit anew, unless the next request is there already."""

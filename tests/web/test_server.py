@@ -186,6 +186,32 @@ async def test_a_body_with_two_lengths_ends_its_connection(path: bytes) -> None:
         assert (await (await web.connect()).ask()).startswith(b"HTTP/1.1 200")
 
 
+REFUSED = {
+    "no chunk": b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+    "two lengths": b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n",
+    "large head": b"x: " + b"a" * 20_000 + b"\r\n\r\n",
+    "tiny chunks": b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 2000,
+}
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("before", [b"", GET])
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_what_is_refused_is_no_error_of_the_request_before_it(
+    method: bytes, before: bytes, refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A response to HEAD has no body: each such pair left two tracebacks in the log."""
+    async with site(connections=20) as web:
+        asking = await web.connect()
+        asking.send(before + method + b" / HTTP/1.1\r\nhost: localhost\r\n" + REFUSED[refused])
+        answers = b""
+        while piece := await asking.read():
+            answers += piece
+        assert answers.count(b"HTTP/1.1 400") == 1
+        assert answers.count(b"HTTP/1.1 200") == bool(before)
+        assert "Traceback" not in caplog.text and "Exception" not in caplog.text
+
+
 async def test_received_bytes_are_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other connections have their turn between them."""
     sizes, turns, whole = list[int](), list[int](), H11Protocol.data_received
