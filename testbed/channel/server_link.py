@@ -46,7 +46,7 @@ class ZmqServerLink:
 
     Args:
         keys: keys of the BS, with the list of allowed clients; None: everyone may connect. Messages from and to a UE
-            whose key was revoked are dropped; its connection may stay open.
+            whose key was revoked are dropped, and its next one closes its connection.
         frame_bytes: largest frame, without its division into parts. A peer is disconnected if it sends a larger one, or
             a message of more than one such frame plus `OTHER_BYTES`.
     """
@@ -141,12 +141,11 @@ class ZmqServerLink:
             descriptor, key = int(first.get(zmq.SRCFD)), "" if self._gate is None else str(first.get("User-Id"))
         except zmq.ZMQError:  # peers below ZMTP 3.0, for which no bound holds
             return b""
-        self.connections.taken(descriptor, excess, key)
+        allowed = self._gate is None or key in self._gate.allowed
+        self.connections.taken(descriptor, excess or ("" if allowed else "its key is not allowed any more"), key)
         if self._socket.getsockopt(zmq.RCVMORE):
             self.connections.shun(descriptor, key)
-        taken = (
-            not excess and not first.bytes.startswith(NAMELESS) and (self._gate is None or key in self._gate.allowed)
-        )
+        taken = allowed and not excess and not first.bytes.startswith(NAMELESS)
         return key.encode() + first.bytes if taken else b""
 
     async def _skip(self) -> None:

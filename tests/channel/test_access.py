@@ -127,6 +127,7 @@ async def test_keys_are_put_on_and_taken_off_the_list_while_it_runs(keys: Path) 
             revoke(keys, "late")
             await asyncio.sleep(RELOAD_S)
             assert not await answered(link, b"still there?", SILENCE_S)  # the connection that stood
+            assert bs.link.connections.cut == 1  # it could have gone on sending
         with linked(bs.address, load_client(keys / "ues" / "late")) as link:
             assert not await answered(link, b"let me in again", SILENCE_S)
         assert [frames for _, frames in bs.heard] == [[b"just made"]]
