@@ -33,10 +33,10 @@ PAGE = "page"
 STYLES = ("page.css",)
 SCRIPTS = ("stream.js", "charts.js", "table.js", "page.js")
 """Scripts, in the order in which they run."""
-SECRET = ("/events", "/metrics")
-"""Paths that need the token, if there is one."""
 HEALTH = frozenset({"/healthz", "/readyz"})
 """Paths that are answered however many viewers there are."""
+OPEN = HEALTH | {"/"}
+"""Paths that need no token; all others do, whatever routes they match."""
 REQUESTS = 128
 """Largest number of requests in progress; beyond it, requests are answered 503."""
 HEADERS = {
@@ -134,7 +134,7 @@ class ViewGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        refusal = self._rules.refusal(scope["method"], Headers(scope=scope), secret=scope["path"] in SECRET)
+        refusal = self._rules.refusal(scope["method"], Headers(scope=scope), secret=scope["path"] not in OPEN)
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -146,7 +146,7 @@ class ViewGuard:
         try:
             await (_refused(refusal) if refusal else self._app)(scope, receive, sealed)
         except Exception:
-            LOG.exception("the live view failed at %s", scope["path"])
+            LOG.exception("the live view failed at %r", scope["path"])
             raise
 
 

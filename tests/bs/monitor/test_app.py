@@ -91,6 +91,13 @@ async def test_what_is_known_is_for_those_who_know_the_token(path: str, given: s
     assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/events", "/healthz", "/readyz"])
+@pytest.mark.parametrize("more", ["%0A", "%0D", "%0D%0A", "/", "%2F", "//", "%00", ";x", "%20"])
+async def test_what_is_like_a_path_is_no_way_around_the_token(path: str, more: str) -> None:
+    """A route's pattern matches before a final newline, too: /events%0A told strangers the outputs of all UEs."""
+    assert (await get(path + more, TOKEN)).status_code == 401
+
+
 async def test_the_token_opens_metrics_and_health_needs_none() -> None:
     assert (await get("/metrics", TOKEN, authorization=f"Bearer {TOKEN}")).status_code == 200
     assert (await get("/healthz", TOKEN)).text == "ok\n"
