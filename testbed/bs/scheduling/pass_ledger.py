@@ -127,12 +127,14 @@ class PassLedger:
         )  # fmt: skip
         if speed_tps is None and self._estimator is not None:
             found = replace(found, work_s=work_s(self._sessions, session, found, self._estimator.coefficients))
-        return self._in_turn([found])[0]
+        return self._in_turn([found], round_.arrived_s)[0]
 
-    def _in_turn(self, pending: Sequence[Pending]) -> Sequence[Pending]:
-        """The requests with their `turn_s` beside the guarantees that are given now: those may have come later."""
-        if not self._sessions.promised():
-            return pending
+    def _in_turn(self, pending: Sequence[Pending], now_s: float) -> Sequence[Pending]:
+        """The requests with their `turn_s` beside the guarantees that are given now: those may have come later. While
+        passes are still short after the last one, order counts as beside it.
+        """
+        if not self._sessions.promised() and not self._recently(now_s):
+            return [replace(item, turn_s=0.0) if item.turn_s else item for item in pending]
         stretch = self._sessions.ues.without_guarantee / self._rest()
         return [item if item.speed_tps is not None else replace(item, turn_s=stretch * item.work_s) for item in pending]
 
@@ -164,7 +166,7 @@ class PassLedger:
 
     def plan(self, pending: Sequence[Pending], now_s: float, running: Sequence[Pending] = ()) -> list[Pending]:
         """The next batch, beside what the engine has not finished."""
-        pending = self._in_turn(pending)
+        pending = self._in_turn(pending, now_s)
         self._learn_overhead(pending, now_s)
         self._last = _Planned(pending, now_s)
         if not pending:
@@ -230,7 +232,8 @@ class PassLedger:
         session.rejected += rejected
         session.drafted += drafted
         committed = accepted + (kept.token is not None)
-        shape = (round_.new, round_.cached, committed, round_.draft_s, round_.network_s)
+        own = round_ if round_.pending is None else round_.pending  # with its times as far as they are possible
+        shape = (round_.new, round_.cached, committed, own.draft_s, own.network_s)
         self._averages.add(self._sessions.owner(session.key[0]), shape, accepted, rejected, drafted)
 
     def late(self, round_: Round, now_s: float) -> bool:
@@ -267,11 +270,15 @@ class PassLedger:
         UE's next request would wait for a long pass. None: there is none.
         """
         if (fastest := max(self._sessions.promised(), default=None)) is None:
-            return self._budget[0] if self._budget and self._last.now_s - self._budget[1] < RECENT_S else None
+            return self._budget[0] if self._budget and self._recently(self._last.now_s) else None
         ues = {self._sessions.owner(session.key[0]) for session in self._sessions if session.speed_tps is not None}
         shape = self._averages.expected(ues.pop() if len(ues) == 1 else None)
         self._budget = shape.committed / fastest - shape.draft_s - shape.network_s, self._last.now_s
         return self._budget[0]
+
+    def _recently(self, now_s: float) -> bool:
+        """Whether there was a guarantee in the last `RECENT_S`."""
+        return self._budget is not None and now_s - self._budget[1] < RECENT_S
 
     def _warn_of_drift(self, estimator: OnlineEstimator) -> None:
         if estimator.drifted and not self._drifted:

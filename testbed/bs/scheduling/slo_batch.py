@@ -13,7 +13,8 @@ from testbed.bs.scheduling.slo_rules import REPAIRED, UNHURRIED, BegunPrompts, P
 from testbed.optim.pass_time import Coefficients
 
 REST = 0.25
-"""Share of a pass that prompts with a hurried guarantee leave to the first requests of other UEs, at most."""
+"""Share of a pass that prompts with a hurried guarantee leave to the first requests of other UEs, at most; and time of
+requests without a guarantee beside late ones with a guarantee, relative to theirs: a fifth of the pass."""
 Others = Callable[[bytes], bool]
 """Whether UEs other than one have rounds."""
 
@@ -101,6 +102,8 @@ class Batch:
         most = how.max_requests if how.max_sessions is None else min(how.max_requests, how.max_sessions)
         self._most = most - len(how.running)
         self._tokens, self._kv = how.max_tokens, math.inf if how.kv_tokens is None else how.kv_tokens
+        self._late_s = self._free_s = 0.0
+        """Time of requests with a guarantee that can no longer meet their deadlines, and of those without one."""
         self._took_s, self._due_s = self._times.c + _share_s(how.running, how.max_tokens, self._times), math.inf
         self._line = self._begun(line)
         longest_s = min(how.spare_s, math.inf if how.hold_s is None else how.hold_s)
@@ -141,7 +144,7 @@ class Batch:
         own = self._own(entry) if self._others(ue) else math.inf
         if own < entry.new and not prompt:
             return
-        room_s = self._times_left.room(ue, self._how.spare_s - self._took_s) if free and self._batch else math.inf
+        room_s = self._times_left.room(ue, self._left_s(self._how.spare_s)) if free and self._batch else math.inf
         if prompt:
             self._add_prompt(entry, own, min(room_s, self._prompt_s(entry, free)))
         elif self._fits(entry, own, room_s) or not (self._batch or self._blocks):
@@ -186,6 +189,16 @@ class Batch:
         self._used[item.ue] = (self._used[item.ue] or item.running_tokens) + item.weight
         self._tokens, self._kv = self._tokens - entry.new, self._kv - entry.kv
         self._took_s, self._due_s = self._took_s + entry.share_s, due_s
+        if item.speed_tps is None:
+            self._free_s += entry.share_s
+        elif entry.late:
+            self._late_s += entry.share_s
+
+    def _left_s(self, longest_s: float) -> float:
+        """Time for requests without a guarantee in a pass of at most `longest_s`; beside late ones with a guarantee,
+        which no deadline bounds, at least a share of theirs.
+        """
+        return max(longest_s - self._took_s, REST * self._late_s - self._free_s)
 
     def _tightest_s(self, entry: TimedRequest) -> float:
         """The earliest deadline of the pass with this request; a late one has none but under the printed rule."""
@@ -218,7 +231,7 @@ class Batch:
         if ue not in self._used and entry.lst_s <= self._critical_s:
             piece_s = self._times.share_s(PIECE + 1, entry.cached)
             least_s = piece_s if hold_s - self._times.c < 2 * piece_s else 0.0
-        left_s = hold_s - self._took_s
+        left_s = self._left_s(hold_s)
         room_s = self._times_left.room(ue, left_s)
         return room_s if free else max(room_s, left_s - REST * hold_s, least_s)
 

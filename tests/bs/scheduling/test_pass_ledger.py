@@ -264,9 +264,12 @@ def test_how_long_a_pass_may_last_follows_the_fastest_promise() -> None:
     for left in list(table):
         table.close(left.key)
     # the sessions of the next requests would wait for long passes
-    for now_s, expected in ((9.0, 0.6 / 3), (11.0, 0.5)):
-        ledger.plan([], now_s)
+    session = table.open((b"other", 1), np.zeros(9, np.int32), None, 0.0, 1, 99)
+    item = replace(ledger.pending(session, a_round(0, 5, 0.0), ask(session, a_round(0, 5, 0.0))), work_s=3.0)
+    for now_s, expected, turns in ((9.0, 0.6 / 3, True), (11.0, 0.5, False)):
+        ledger.plan([item], now_s)
         assert hold_s() == pytest.approx(expected)
+        assert [one.turn_s > 0 for one in ledger._last.pending] == [turns]  # else one with long windows has all passes
 
 
 def test_admission_counts_everybody_else() -> None:

@@ -546,3 +546,22 @@ def test_guaranteed_rounds_are_part_of_the_share(arrived_s: float, taken: list[i
     found = names(Slo(coefficients=A100, own_tokens=512).plan(rounds, NOW_S))
     assert [sum(name.startswith(kind) for name in found) for kind in ("g", "a")] == taken
     assert "other" in found
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_late_guarantees_leave_a_fifth_of_a_pass_to_others(many: int) -> None:
+    """One UE's late windows, which no deadline bounds, kept requests without a guarantee waiting for as long as all of
+    them took.
+    """
+    plan = Slo(coefficients=Coefficients(5e-4, 0.0, 0.0, 4e-3), own_tokens=512, max_tokens=2048).learn(None, 0.01)
+    late = [
+        waiting(f"late{n}", NOW_S - 5, prefix=30, draft=255, computed=29, speed_tps=8.0, ahead_s=-9.0, ue=b"liar")
+        for n in range(40)
+    ]
+    free = [waiting(f"free{n}", NOW_S, draft=4, ue=b"%d" % n) for n in range(many)]
+    prompt = waiting("prompt", NOW_S, prefix=300, draft=4, computed=0, ue=b"prompt")
+    batch = plan.after([*late, *free], []).plan([*late, *free, prompt], NOW_S)
+    assert {f"free{n}" for n in range(many)} <= set(names(batch))
+    free_s = sum(plan.coefficients.share_s(item.new_tokens, 0) for item in batch if item.speed_tps is None)
+    late_s = sum(plan.coefficients.share_s(item.new_tokens, 0) for item in batch if item.speed_tps is not None)
+    assert late_s > 0 and free_s <= late_s / 4
