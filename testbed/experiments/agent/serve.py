@@ -241,7 +241,7 @@ class Agent:
             check_reach(order.what.bs)
         kept = self._orders.add(order, owner)
         ended = kept.ended
-        if ended is not None and ended["state"] == "failed":
+        if kept.owner == owner and ended is not None and ended["state"] == "failed":
             kept.reset()
         self.runner.wake()
         return self._state(order.id)

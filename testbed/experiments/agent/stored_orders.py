@@ -145,7 +145,8 @@ class OrderStore:
         return self._kept.get(name)
 
     def add(self, order: Order, owner: str = "") -> StoredOrder:
-        """Store an order; storing the same one again changes nothing but its start, unless it is done.
+        """Store an order; storing the same one again changes nothing but its start, unless it is done or another lab
+        machine's.
 
         Args:
             owner: the lab machine that gives it.
@@ -157,7 +158,7 @@ class OrderStore:
         if (there := self._kept.get(order.id)) is not None:
             if _identity(there.order) != _identity(order):
                 raise BadInput(f"order {order.id} exists with different content")
-            if there.ended is None or there.ended["state"] == "failed":
+            if there.owner == owner and (there.ended is None or there.ended["state"] == "failed"):
                 there.begin_at(order.start_s)
             return there
         check_room(Counter(kept.owner for kept in self._kept.values()), owner, MAX_ORDERS, "orders")

@@ -175,6 +175,21 @@ def test_one_lab_machine_leaves_room_for_orders_of_others(tmp_path: Path, monkey
     assert [kept.owner for kept in again._orders.named("c", owner_name(b"two"))] == [owner_name(b"two")]
 
 
+def test_an_order_begins_when_the_lab_machine_says_that_gave_it(tmp_path: Path) -> None:
+    agent = Agent(AgentSetup("", tmp_path), lambda _: None)
+    agent.answer(order("a", 3600), {}, b"one")
+    kept = agent._orders.get("a")
+    assert kept is not None
+    begin_s = kept.start_s
+    agent.answer(order("a", -1), {}, b"two")
+    assert kept.start_s == begin_s
+    kept.end({"state": "failed", "note": "", "began_s": 0.0, "ended_s": 0.0, "files": []})
+    agent.answer(order("a", -1), {}, b"two")
+    assert kept.ended is not None
+    agent.answer(order("a", -1), {}, b"one")
+    assert kept.ended is None and kept.start_s < begin_s
+
+
 def test_an_order_that_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
     """Its header with all defaults is longer than the agent reads. Such orders filled the disk and were not counted."""
     agent = Agent(AgentSetup("", tmp_path), lambda _: None)
