@@ -137,13 +137,18 @@ def file_bytes(path: Path, most: int | None = None) -> bytes:
     return path.read_bytes()
 
 
-def yaml_file(path: Path) -> Any:
+def yaml_file(path: Path, pipes: bool = False) -> Any:
     """The values in a YAML file.
+
+    Args:
+        pipes: whether a pipe or device is read, too, as one that a person names.
 
     Raises:
         BadInput: see `yaml_values`; or more than `MOST_BYTES`, as of a device that never ends.
         OSError: it cannot be read.
     """
+    if not pipes:
+        regular_bytes(path)
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

@@ -200,7 +200,7 @@ def load(kind: type[C], path: Path) -> C:
         ConfigError: unreadable, unknown keys, or values of a wrong type or out of bounds.
     """
     try:
-        return msgspec.convert(yaml_file(path), kind, strict=False, builtin_types=DATES)
+        return msgspec.convert(yaml_file(path, pipes=True), kind, strict=False, builtin_types=DATES)
     except OSError as exc:
         raise ConfigError(f"cannot read {path}: {exc.strerror or exc}") from exc
     except (msgspec.DecodeError, BadInput, RecursionError) as exc:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from testbed.assets.hub import may_download
 from testbed.config import DemoConfig, RunConfig, save
-from testbed.errors import BadInput
+from testbed.errors import BadInput, ConfigError
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.compare import compare
 from testbed.experiments.runs.uerun import GIVEN
@@ -176,6 +178,22 @@ def test_hidden_files_of_the_output_folder_stay(sweep: Path, tmp_path: Path) -> 
     (out / ".env").write_text("secret")
     assert rerun(next((sweep / "points").iterdir()), out, lambda _: None)["same"]
     assert (out / ".env").read_text() == "secret" and (out / ".git" / "HEAD").read_text() == "ref"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "point.yaml", "profile.yaml", "../../config.yaml"])
+def test_a_pipe_in_a_directory_is_not_waited_for(name: str, sweep: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(sweep, tmp_path / "sweep")
+    run = next((copied / "points").iterdir())
+    if name != "point.yaml":  # which would tell the rest
+        (run / "point.yaml").unlink()
+    if name == "profile.yaml":
+        save(replace(RUN, channel="kind=virtual,rtt_ms=50"), run / "config.yaml")
+        run = run.rename(tmp_path / "run")
+    if name == "config.yaml":
+        run = copied
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    refuse(lambda: rerun(run, tmp_path / "out", print), (BadInput, ConfigError), "not a regular file")
 
 
 def test_what_cannot_be_run_again_is_refused(sweep: Path, tmp_path: Path) -> None:
