@@ -215,10 +215,13 @@ async def keep_checking() -> None:
     """Have `check_serving` look every `WATCH_S`, until cancelled.
 
     Raises:
-        TestbedError: see `check_serving`.
+        TestbedError: see `check_serving` and `check_stopped`.
     """
+    stopped_s = dict[int, float | None]()
     while True:
         check_serving()
+        for name, process, *_ in _serving_now:
+            stopped_s[process.pid] = check_stopped(f"the {name}", process.pid, stopped_s.get(process.pid))
         await asyncio.sleep(WATCH_S)
 
 
