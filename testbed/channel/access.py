@@ -50,6 +50,11 @@ class AllowList:
             self._refresh()
         return key in self._files
 
+    @property
+    def readable(self) -> bool:
+        """Whether the list could be read, so that a key that it lacks is not allowed."""
+        return self._seen is not None
+
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether a key is allowed; called by pyzmq's authenticator."""
         return key.decode("ascii", "replace") in self

@@ -141,8 +141,10 @@ class ZmqServerLink:
             descriptor, key = int(first.get(zmq.SRCFD)), "" if self._gate is None else str(first.get("User-Id"))
         except zmq.ZMQError:  # peers below ZMTP 3.0, for which no bound holds
             return b""
-        allowed = self._gate is None or key in self._gate.allowed
-        self.connections.taken(descriptor, excess or ("" if allowed else "its key is not allowed any more"), key)
+        allowed, revoked = True, ""
+        if self._gate is not None and not (allowed := key in self._gate.allowed) and self._gate.allowed.readable:
+            revoked = "its key is not allowed any more"
+        self.connections.taken(descriptor, excess or revoked, key)
         if self._socket.getsockopt(zmq.RCVMORE):
             self.connections.shun(descriptor, key)
         taken = allowed and not excess and not first.bytes.startswith(NAMELESS)

@@ -343,6 +343,21 @@ def test_a_revoked_key_does_not_come_back_under_another_name(keys: Path, known: 
     assert known.public.decode() not in AllowList(keys)
 
 
+async def test_a_list_that_cannot_be_read_closes_no_connection(keys: Path, known: ClientKeys) -> None:
+    """All UEs would wait for seconds until they connect anew."""
+    async with echo(keys) as bs:
+        with linked(bs.address, known) as link:
+            assert await answered(link, b"before")
+            damaged = keys / "revoked" / "damaged.key"
+            damaged.write_text("curve")
+            await asyncio.sleep(RELOAD_S)
+            assert not await answered(link, b"while", SILENCE_S)
+            damaged.unlink()
+            await asyncio.sleep(RELOAD_S)
+            assert await answered(link, b"after")
+        assert bs.link.connections.cut == 0
+
+
 def test_a_revoked_key_that_cannot_be_read_lets_nobody_in(
     keys: Path, known: ClientKeys, caplog: pytest.LogCaptureFixture
 ) -> None:
