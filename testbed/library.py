@@ -215,7 +215,7 @@ def _config(kind: type[C], given: C | Mapping[str, Any] | Path | str) -> C:
     if isinstance(given, kind):
         return given
     if isinstance(given, str | Path):
-        return load_config(kind, Path(given))
+        return load_config(kind, Path(given), pipes=True)
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as exc:

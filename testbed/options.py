@@ -193,14 +193,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise BadInput(f"{one.flag} has no effect {when}; leave it out")
 
 
-def load(kind: type[C], path: Path) -> C:
+def load(kind: type[C], path: Path, pipes: bool = False) -> C:
     """Read a configuration from YAML. Numbers may be written as text, since YAML 1.1 takes 2.0e7 for one.
+
+    Args:
+        pipes: see `yaml_file`.
 
     Raises:
         ConfigError: unreadable, unknown keys, or values of a wrong type or out of bounds.
     """
     try:
-        return msgspec.convert(yaml_file(path, pipes=True), kind, strict=False, builtin_types=DATES)
+        return msgspec.convert(yaml_file(path, pipes), kind, strict=False, builtin_types=DATES)
     except OSError as exc:
         raise ConfigError(f"cannot read {path}: {exc.strerror or exc}") from exc
     except (msgspec.DecodeError, BadInput, RecursionError) as exc:

@@ -179,8 +179,9 @@ with held(pathlib.Path(sys.argv[1]), "taken"):
 
 
 def test_a_configuration_without_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match="more than 67108864 bytes"):
-        load(RunConfig, Path("/dev/zero"))
+    for pipes, reason in ((False, "not a regular file"), (True, "more than 67108864 bytes")):
+        with pytest.raises(ConfigError, match=reason):
+            load(RunConfig, Path("/dev/zero"), pipes)
 
 
 def test_a_parquet_file_unpacks_to_no_more_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def combined(default: C, file: Path | None, given: Mapping[str, Any], more: Sequ
     Raises:
         BadInput: a file that cannot be read, an unknown field, or a value that cannot be.
     """
-    values = resolved(load(type(default), file)) if file is not None else {}
+    values = resolved(load(type(default), file, pipes=True)) if file is not None else {}
     if "classes" in given and "mix" in given:
         raise BadInput("give --classes, each class by itself, or --mix, all in one load")
     if "classes" in given:

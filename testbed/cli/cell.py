@@ -100,7 +100,7 @@ def run(
     from testbed.options import load, replaced
 
     given = {name: value for name, value in (("seed", seed), ("seconds", seconds)) if value is not None}
-    config = replaced(load(CellConfig, file), given)
+    config = replaced(load(CellConfig, file, pipes=True), given)
     with progress("seconds") as bar:
         spread = Spread(executor, workers)
         found = carry_out(config, real, out, lambda passed_s, all_s: bar(int(passed_s), math.ceil(all_s)), spread)
@@ -173,8 +173,8 @@ def sustain(
     from testbed.options import load
 
     config = SustainConfig(
-        cell=load(CellConfig, file), vary=_varied(vary or []), ues=_numbers(ues), repeats=repeats, epsilon=epsilon,
-        resolution=resolution,
+        cell=load(CellConfig, file, pipes=True), vary=_varied(vary or []), ues=_numbers(ues), repeats=repeats,
+        epsilon=epsilon, resolution=resolution,
     )  # fmt: skip
     rows = _sustained(config, workers, out)
     if as_json:
@@ -211,7 +211,7 @@ def sweep(
     from testbed.experiments.plots.cell import write_sweep
     from testbed.options import load
 
-    config = CellSweepConfig(cell=load(CellConfig, file), vary=_varied(vary or []), repeats=repeats)
+    config = CellSweepConfig(cell=load(CellConfig, file, pipes=True), vary=_varied(vary or []), repeats=repeats)
     points, spread = (workers, Spread()) if executor == "local" else (1, Spread(executor, workers))
     rows = _kept(
         config, out, "sweep",

@@ -91,7 +91,7 @@ def _load(plan: str) -> FieldPlan:
     from testbed.assets.bundled_files import find
     from testbed.experiments.field.plan import load_plan
 
-    return load_plan(find("plans", plan))
+    return load_plan(find("plans", plan), pipes=True)
 
 
 def _visit(plan: FieldPlan, where: Path, emulated: bool, unattended: bool, replay: bool, as_json: bool) -> None:

@@ -86,7 +86,7 @@ class Given:
                 if one.default is msgspec.NODEFAULT and one.name not in values:
                     raise BadInput(f"missing option {one.flag}")
             return kind(**values)
-        return msgspec.structs.replace(load(kind, self.file), **self.values)
+        return msgspec.structs.replace(load(kind, self.file, pipes=True), **self.values)
 
 
 def configured(kind: type[C], leave: Iterable[str] = (), only: Iterable[str] = ()) -> Decorator:

@@ -86,7 +86,7 @@ def _config(file: Path | None, given: Sequence[str]) -> SweepConfig:
 
     if file is None:
         raise BadInput("which sweep? give a YAML file, or a name of testbed sweep --list")
-    return with_settings(load_sweep(find_sweep(file)), given)
+    return with_settings(load_sweep(find_sweep(file), pipes=True), given)
 
 
 def _run(config: SweepConfig, directory: Path, how: Executor, as_json: bool) -> None:

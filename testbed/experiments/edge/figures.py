@@ -155,13 +155,13 @@ class FiguresConfig(Config, frozen=True):
 
 
 def load_figures(path: Path) -> FiguresConfig:
-    """Read a sweep file.
+    """Read a sweep file, which a person names.
 
     Raises:
         BadInput: unreadable, unknown keys, or values of a wrong type or out of range.
     """
     try:
-        return load(FiguresConfig, path)
+        return load(FiguresConfig, path, pipes=True)
     except BadInput as exc:
         raise BadInput(f"{path.name}: {exc}") from exc
 

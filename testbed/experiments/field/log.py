@@ -26,7 +26,7 @@ from testbed.experiments.inputs.formats import row_of
 from testbed.experiments.results.claims import claimed
 from testbed.experiments.results.directory import write_text
 from testbed.experiments.results.files import FIELD_LOG
-from testbed.files import json_values
+from testbed.files import file_bytes, json_values
 
 CELLS, PLACES, PROMPTS = "cells", "places", "prompts"
 CONFIG, LOG, EMULATED = "config.yaml", FIELD_LOG, "emulated"
@@ -196,13 +196,16 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     """Entries of a log, without an incomplete last line.
 
     Raises:
-        BadInput: an invalid line.
+        BadInput: an invalid line, or a file that cannot be read or is too large.
     """
     path = out / LOG
     if not path.exists():
         return []
     found: list[dict[str, Any]] = []
-    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        text = file_bytes(path).decode("utf-8", "replace")
+    except OSError as exc:
+        raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             event = json_values(line)

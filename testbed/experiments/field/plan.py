@@ -119,13 +119,13 @@ class FieldPlan(Config, frozen=True):
         return self.methods[0].name
 
 
-def load_plan(path: Path) -> FieldPlan:
-    """Read a plan.
+def load_plan(path: Path, pipes: bool = False) -> FieldPlan:
+    """Read a plan; `pipes`: see `yaml_file`.
 
     Raises:
         BadInput: unreadable file, unknown keys, or invalid values.
     """
-    plan = load(FieldPlan, path)
+    plan = load(FieldPlan, path, pipes)
     check_plan(plan)
     return plan
 

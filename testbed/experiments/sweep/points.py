@@ -104,13 +104,13 @@ class SweepPoint(msgspec.Struct, frozen=True):
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-def load_sweep(path: Path) -> SweepConfig:
-    """Read a sweep file.
+def load_sweep(path: Path, pipes: bool = False) -> SweepConfig:
+    """Read a sweep file; `pipes`: see `yaml_file`.
 
     Raises:
         ConfigError: unreadable file, unknown keys, or values of the wrong type.
     """
-    return load(SweepConfig, path)
+    return load(SweepConfig, path, pipes)
 
 
 def with_settings(config: SweepConfig, given: Sequence[str]) -> SweepConfig:

@@ -24,7 +24,7 @@ from testbed.experiments.runs.uerun import GIVEN, run_ue
 from testbed.experiments.sweep.grid import run_sweep
 from testbed.experiments.sweep.points import SCORER, SweepConfig, SweepPoint, load_sweep, points, scorers
 from testbed.experiments.sweep.run import POINT, PointRunner
-from testbed.files import file_bytes, regular_bytes, require_empty, yaml_file
+from testbed.files import file_bytes, require_empty, yaml_file
 from testbed.ue.dial import addresses
 
 Say = Callable[[str], None]
@@ -108,7 +108,6 @@ def point_of(run: Path, check: Callable[[Iterable[str]], None] = lambda names: N
         return point
     if run.resolve().parent.name != POINTS or not sweep.exists():
         return None
-    _require_regular(sweep)
     config = load_sweep(sweep)
     check(scorers(config))
     found = [point for point in points(config) if point.key == run.resolve().name]
@@ -142,21 +141,8 @@ def _with_profile(config: DemoConfig, run: Path) -> DemoConfig:
     channel, profile = parse_channel(config.channel), run / "profile.yaml"
     if not channel.is_virtual or channel.profile is not None or not profile.exists():
         return config
-    _require_regular(profile)
     measured = msgspec.structs.replace(channel, profile=str(profile))
     return msgspec.structs.replace(config, channel=channel_text(measured))
-
-
-def _require_regular(path: Path) -> None:
-    """Refuse what may never end, such as a pipe.
-
-    Raises:
-        BadInput: the file is none, or cannot be read.
-    """
-    try:
-        regular_bytes(path)
-    except OSError as exc:
-        raise BadInput(f"cannot read {path}: {exc.strerror or exc}") from exc
 
 
 def _given(run: Path, config: RunConfig) -> list[int] | list[str] | None:
