@@ -103,7 +103,8 @@ class Batch:
         self._most = most - len(how.running)
         self._tokens, self._kv = how.max_tokens, math.inf if how.kv_tokens is None else how.kv_tokens
         self._late_s = self._free_s = 0.0
-        """Time of requests with a guarantee that can no longer meet their deadlines, and of those without one."""
+        """Time of requests with a guarantee that can no longer meet their deadlines, and of those without one, or with
+        one that leaves them much time."""
         self._took_s, self._due_s = self._times.c + _share_s(how.running, how.max_tokens, self._times), math.inf
         self._line = self._begun(line)
         longest_s = min(how.spare_s, math.inf if how.hold_s is None else how.hold_s)
@@ -189,10 +190,10 @@ class Batch:
         self._used[item.ue] = (self._used[item.ue] or item.running_tokens) + item.weight
         self._tokens, self._kv = self._tokens - entry.new, self._kv - entry.kv
         self._took_s, self._due_s = self._took_s + entry.share_s, due_s
-        if item.speed_tps is None:
-            self._free_s += entry.share_s
-        elif entry.late:
+        if item.speed_tps is not None and entry.late:
             self._late_s += entry.share_s
+        elif self._free(entry):
+            self._free_s += entry.share_s
 
     def _left_s(self, longest_s: float) -> float:
         """Time for requests without a guarantee in a pass of at most `longest_s`; beside late ones with a guarantee,
@@ -231,7 +232,7 @@ class Batch:
         if ue not in self._used and entry.lst_s <= self._critical_s:
             piece_s = self._times.share_s(PIECE + 1, entry.cached)
             least_s = piece_s if hold_s - self._times.c < 2 * piece_s else 0.0
-        left_s = self._left_s(hold_s)
+        left_s = self._left_s(hold_s) if free else hold_s - self._took_s
         room_s = self._times_left.room(ue, left_s)
         return room_s if free else max(room_s, left_s - REST * hold_s, least_s)
 
