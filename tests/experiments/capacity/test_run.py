@@ -122,6 +122,7 @@ class NeverTwo(Scheduler):
         return sorted(pending, key=lambda item: (item.speed_tps == 2.0, item.arrived_s))[:2]
 
 
+@pytest.mark.timeout(900)
 def test_a_class_that_is_starved_is_violated_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its responses all begin before the horizon and never end; the fast class is always waiting."""
     monkeypatch.setitem(
