@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,8 @@ FREE_HOLD_BYTES = 2**26
 """Buffer of a relayed direction with a delay but no rate limit."""
 PACKET_BYTES = 1500
 """Size of a packet, the unit of loss, retransmission and jitter; also stands for a transport block."""
+LEAST_MBPS = 1e-6
+"""Least rate of a link, as of channel states: that of a constant one, or the mean of one that repeats."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Schedule:
 
     Raises:
         BadInput: different numbers of times and values, times that do not increase from 0, negative or undefined
-            values, or a rate that stays 0.
+            values, or a rate that stays 0 or below `LEAST_MBPS`.
     """
 
     t_s: Sequence[float]
@@ -105,6 +108,8 @@ class Schedule:
             raise BadInput("packet error rates must lie in [0, 1), and delays be finite")
         if not any(self.rate_mbps) or (self.duration_s is None and not self.rate_mbps[-1]):
             raise BadInput("nothing ever passes a link whose rate ends at 0")
+        if (mean_mbps := self._mean_mbps) < LEAST_MBPS * (1 - 1e-9):
+            raise BadInput(f"a link carries {LEAST_MBPS:g} Mbit/s or more in the long run, not {mean_mbps:g}")
 
     @property
     def free(self) -> bool:
@@ -116,7 +121,7 @@ class Schedule:
         lap_s = 0.0
         if self.duration_s is not None:
             lap_s = t_s // self.duration_s * self.duration_s
-        index = bisect.bisect_right(self.t_s, t_s - lap_s) - 1
+        index = max(0, bisect.bisect_right(self.t_s, t_s - lap_s) - 1)
         if index + 1 < len(self.t_s):
             return index, lap_s + self.t_s[index + 1]
         return index, math.inf if self.duration_s is None else lap_s + self.duration_s
@@ -124,28 +129,33 @@ class Schedule:
     def served_s(self, start_s: float, bits: float) -> float:
         """Time at which `bits` that enter at `start_s` are served, i.e. when the integral of the rate reaches them."""
         index, end_s = self.piece(start_s)
-        first = index
+        first, left_s = index, max(0.0, end_s - start_s)
         while True:
             rate = self.rate_mbps[index] * 1e6
-            room = rate * (end_s - start_s) if rate else 0.0
+            room = rate * left_s if rate else 0.0
             if rate and room >= bits:
                 return start_s + bits / rate
-            bits -= room
-            start_s = end_s
+            bits, start_s = bits - room, start_s + left_s
             index = (index + 1) % len(self.t_s)
             if index == first and self.duration_s is not None:  # a whole lap has passed: skip those that do not suffice
-                lap_bits = self._lap_bits(self.duration_s)
+                lap_bits = self._mean_mbps * 1e6 * self.duration_s
                 laps = max(0.0, -(-bits // lap_bits) - 1)
                 start_s, bits = start_s + laps * self.duration_s, bits - laps * lap_bits
-            step = self.t_s[index + 1] if index + 1 < len(self.t_s) else self.duration_s
-            end_s = math.inf if step is None else start_s + step - self.t_s[index]
+            left_s = self._lasts_s[index]
 
-    def _lap_bits(self, duration_s: float) -> float:
-        """Bits that pass in a lap."""
-        ends_s = [*self.t_s[1:], duration_s]
-        return sum(
-            rate * 1e6 * (end - start) for rate, start, end in zip(self.rate_mbps, self.t_s, ends_s, strict=True)
-        )
+    @cached_property
+    def _lasts_s(self) -> list[float]:
+        """Duration of each piece; not the difference of two moments, which may be 0 late in a run."""
+        end_s = math.inf if self.duration_s is None else self.duration_s
+        return [end - start for start, end in zip(self.t_s, [*self.t_s[1:], end_s], strict=True)]
+
+    @cached_property
+    def _mean_mbps(self) -> float:
+        """Mean rate of a lap, or the last rate of a schedule that does not repeat."""
+        if self.duration_s is None:
+            return self.rate_mbps[-1]
+        passed = math.fsum(rate * last_s for rate, last_s in zip(self.rate_mbps, self._lasts_s, strict=True))
+        return passed / self.duration_s
 
 
 def constant(rate_mbps: float = math.inf, delay_s: float = 0.0, per: float = 0.0) -> Schedule:

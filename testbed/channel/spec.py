@@ -10,7 +10,7 @@ import msgspec
 
 from testbed.assets.bundled_files import find
 from testbed.channel.csi import Csi
-from testbed.channel.link_model import Direction, Recovery, Schedule, constant
+from testbed.channel.link_model import LEAST_MBPS, Direction, Recovery, Schedule, constant
 from testbed.channel.radio.shares import uplinks_mbps
 from testbed.channel.tc.session import TcConfig
 from testbed.channel.trace import Trace, read_trace
@@ -68,8 +68,8 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         for name in ("uplink_mbps", "downlink_mbps"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise BadInput(f"{name} must be positive and finite, not {value}; leave it out for no limit")
+            if value is not None and not LEAST_MBPS <= value < math.inf:
+                raise BadInput(f"{name} must be finite, {LEAST_MBPS:g} or more, not {value}; leave it out for no limit")
         for name in ("rtt_ms", "jitter_ms", "outage_every_s", "outage_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(f"{name} must be finite and not negative, not {getattr(self, name)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from testbed.channel.link_model import PACKET_BYTES, Direction, Recovery, Schedule, constant, round_delay
@@ -160,6 +161,10 @@ def test_seeds_repeat_and_differ() -> None:
         (([0.0], [0.0], [0.0], [0.0]), "nothing ever passes"),
         (([0.0, 1.0], [1.0, 0.0], [0.0] * 2, [0.0] * 2), "nothing ever passes"),
         (([0.0, 1.0], [1.0, 1.0], [0.0] * 2, [0.0] * 2, 1.0), "cannot repeat"),
+        (([0.0], [1e-320], [0.0], [0.0]), "1e-06 Mbit/s or more in the long run, not 9.99989e-321"),
+        (([0.0, 1.0], [1.0, 1e-320], [0.0] * 2, [0.0] * 2), "in the long run"),
+        (([0.0, 1.0], [1e-320, 0.0], [0.0] * 2, [0.0] * 2, 2.0), "in the long run, not 4.99994e-321"),
+        (([0.0, 1e-300], [1.0, 0.0], [0.0] * 2, [0.0] * 2, 1.0), "in the long run, not 1e-300"),
     ],
 )
 def test_schedules_that_cannot_be(arguments: tuple[Any, ...], words: str) -> None:
@@ -185,6 +190,29 @@ def test_messages_do_not_overtake_each_other() -> None:
     up, _ = round_delay(0.1, 1.0, 1)
     arrivals = [up.admit(0.001 * i, 10) for i in range(200)]
     assert arrivals == sorted(arrivals)
+
+
+@given(
+    st.lists(st.integers(-20, -3), min_size=2, max_size=6),
+    st.lists(st.floats(0.5, 50), min_size=7, max_size=7),
+    st.booleans(),
+    st.floats(0, 1e6),
+)
+def test_pieces_shorter_than_the_clock_resolves_end(
+    powers: list[int], rates: list[float], loop: bool, start_s: float
+) -> None:
+    """A trace with a step of 1e-16 s kept its relay from ending: late in a run, time went on by nothing."""
+    starts = [0.0, *np.cumsum([10.0**power for power in powers]).tolist()]
+    assume(all(b > a for a, b in itertools.pairwise(starts)))
+    duration_s = starts.pop() if loop else None
+    n, end_s = len(starts), start_s
+    schedule = Schedule(
+        starts, [rate * (i % 2 or not loop) for i, rate in enumerate(rates[:n])], [0.0] * n, [0.0] * n, duration_s
+    )
+    for bits in (1.0, 576.0, 12_000.0):
+        end_s = schedule.served_s(start_s, bits)
+        slowest = 1e6 * (min(rates) if not loop else schedule._mean_mbps)
+        assert start_s <= end_s <= start_s + bits / slowest + 2 * (duration_s or 0.0) + 1e-9 * start_s + 1e-9
 
 
 def test_laps_of_a_slow_link_are_skipped_and_not_walked() -> None:
