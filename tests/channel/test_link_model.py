@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from testbed.channel.link_model import PACKET_BYTES, Direction, Recovery, Schedule, constant, round_delay
+from testbed.channel.link_model import LEAST_MBPS, PACKET_BYTES, Direction, Recovery, Schedule, constant, round_delay
 from testbed.errors import BadInput
 
 
@@ -205,10 +205,12 @@ def test_pieces_shorter_than_the_clock_resolves_end(
     starts = [0.0, *np.cumsum([10.0**power for power in powers]).tolist()]
     assume(all(b > a for a, b in itertools.pairwise(starts)))
     duration_s = starts.pop() if loop else None
-    n, end_s = len(starts), start_s
-    schedule = Schedule(
-        starts, [rate * (i % 2 or not loop) for i, rate in enumerate(rates[:n])], [0.0] * n, [0.0] * n, duration_s
-    )
+    n = len(starts)
+    given_mbps = [rate * (i % 2 or not loop) for i, rate in enumerate(rates[:n])]
+    if duration_s is not None:
+        lasts_s = np.diff([*starts, duration_s])
+        assume(float(np.dot(given_mbps, lasts_s)) / duration_s > 2 * LEAST_MBPS)
+    schedule = Schedule(starts, given_mbps, [0.0] * n, [0.0] * n, duration_s)
     for bits in (1.0, 576.0, 12_000.0):
         end_s = schedule.served_s(start_s, bits)
         slowest = 1e6 * (min(rates) if not loop else schedule._mean_mbps)
