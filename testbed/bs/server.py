@@ -127,6 +127,7 @@ class BaseStation:
         attach_hidden(session, round_, arrays)
         self._intake.sessions.ask(session)
         round_.waited_s = self._clock.time() - (round_.asked_s or 0.0)
+        self._ledger.waited(session, round_)
         await self._decide([(session, round_)])
 
     async def _decide(self, ready: Ready) -> None:

@@ -128,6 +128,23 @@ async def test_a_ue_that_goes_silent_before_its_hidden_states_is_forgotten() -> 
         assert answer == Resync(session=number, reason="idle for more than 0.2 s")  # at once, not when it asks again
 
 
+async def test_what_a_ue_takes_for_its_hidden_states_is_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A UE that kept them back for a minute was behind its guarantee by a minute, and came before all others."""
+    monkeypatch.setattr("testbed.bs.scheduling.guarantees.MOST_LAG_S", 0.1)
+    async with station() as (bs, address), client(address) as ue:
+        number = ue.new_session()
+        assert isinstance(await ask(ue, number, opening(number, "sh", speed_tps=4.0), IDS), Opened)
+        draft = {"ids": np.array([511], np.int32)}
+        assert isinstance(await ask(ue, number, Draft(session=number, round=0, base_len=5), draft), NeedHidden)
+        (session,) = bs._intake.sessions
+        begun_s = session.begun_s
+        assert begun_s is not None
+        await asyncio.sleep(0.6)
+        states = {"hidden": np.zeros((1, 4), np.float16)}
+        assert isinstance(await ask(ue, number, Hidden(session=number, round=0), states), Verdict)
+        assert session.lag_s == 0.1 and 0.4 < session.begun_s - begun_s < 2.0
+
+
 async def test_sessions_of_a_ue_whose_key_was_revoked_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its guarantees and streams went on until they ended, or had been idle for minutes."""
     monkeypatch.setattr("testbed.bs.dispatch.MOST_WAIT_S", 0.05)

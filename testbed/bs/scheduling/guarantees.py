@@ -8,12 +8,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from testbed.bs.pending import Pending
+from testbed.bs.pending import Pending, Round
 from testbed.bs.room import RefusedUes
 from testbed.bs.scheduling.admission import Admission, AdmissionDecision, Floats
 from testbed.bs.scheduling.averages import Averages
 from testbed.bs.sessions import Key, Session, SessionTable
 from testbed.optim.pass_time import Coefficients
+
+PREPARED_S = 2.0
+"""Drafting time before `Open` that counts: a UE computes its prompt while it opens the session."""
+MOST_LAG_S = 2.0
+"""Time by which a UE's own slowness may put its output behind the guarantee; the scheduler makes up for no more."""
 
 
 class GuaranteeShares:
@@ -149,6 +154,24 @@ def work_s(sessions: SessionTable, session: Session, item: Pending, times: Coeff
         if unbound and other.current is not None and other.current.pending is not None:
             waiting.append(other.current.pending)
     return math.fsum(times.share_s(one.new_tokens, one.cached_tokens) for one in waiting)
+
+
+def own_times(session: Session, round_: Round) -> tuple[float, float]:
+    """Drafting and link time of a round as its UE reports them, up to the time in which it can have had them."""
+    if session.free_s is None:
+        return round_.draft_s, round_.network_s
+    own_s = max(0.0, round_.arrived_s - session.free_s)
+    draft_s = min(round_.draft_s, own_s + (0.0 if session.got else PREPARED_S))
+    return draft_s, min(round_.network_s, max(0.0, own_s - draft_s))
+
+
+def excuse(session: Session, took_s: float, allowed_s: float = 0.0) -> None:
+    """Leave out of a guarantee what its UE took beyond `allowed_s` per round and `MOST_LAG_S` in all."""
+    if session.begun_s is None:
+        return
+    lag_s = max(0.0, session.lag_s + took_s - allowed_s)
+    session.lag_s = min(lag_s, MOST_LAG_S)
+    session.begun_s += lag_s - session.lag_s
 
 
 def _turn(session: Session) -> tuple[bool, float]:

@@ -16,7 +16,7 @@ from testbed.bs.scheduling.admission import Admission, Guarantees
 from testbed.bs.scheduling.averages import Averages, OverheadEstimator
 from testbed.bs.scheduling.base import RECENT_S, Scheduler
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
-from testbed.bs.scheduling.guarantees import GuaranteeShares, work_s
+from testbed.bs.scheduling.guarantees import GuaranteeShares, excuse, own_times, work_s
 from testbed.bs.scheduling.slo import Slo
 from testbed.bs.scheduling.slo_rules import geometric
 from testbed.bs.sessions import Key, Session, SessionTable
@@ -27,12 +27,8 @@ from testbed.protocols.sampling import Kept
 LOG = logging.getLogger(__name__)
 RETRY_S = 5.0
 """Time after which a UE that was refused a speed may ask again."""
-PREPARED_S = 2.0
-"""Drafting time before `Open` that counts: a UE computes its prompt while it opens the session."""
 LEAST_REST = 0.2
 """Share of the verifier's time for requests without a guarantee, at least: admission leaves as much."""
-MOST_LAG_S = 2.0
-"""Time by which a UE's own slowness may put its output behind the guarantee; the scheduler makes up for no more."""
 DEADLINES = Slo(coefficients=Coefficients(0.0, 0.0, 0.0, 1.0))
 """Deadlines under schedulers that have none of their own; they do not depend on how long passes take."""
 
@@ -110,7 +106,7 @@ class PassLedger:
         """A round's request as the scheduler sees it."""
         owner = self._sessions.owner(session.key[0])
         acceptance = self._averages.acceptance(owner, session.accepted, session.rejected)
-        draft_s, network_s = _own_times(session, round_)
+        draft_s, network_s = own_times(session, round_)
         drafted_s = round_.arrived_s - draft_s
         if session.begun_s is None:
             session.begun_s = drafted_s
@@ -119,7 +115,9 @@ class PassLedger:
             speed_tps *= 1 + self._margin
             ahead_s = session.got / speed_tps - (drafted_s - session.begun_s)
             alpha = DEADLINES.acceptance if acceptance is None else acceptance
-            _excuse(session, round_, geometric(alpha, len(round_.window.ids)) / speed_tps)
+            if session.free_s is not None:
+                allowed_s = geometric(alpha, len(round_.window.ids)) / speed_tps
+                excuse(session, round_.arrived_s - session.free_s, allowed_s)
         share = self._averages.accepted_share(owner, session.accepted, session.drafted)
         found = Pending(
             request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share,
@@ -128,6 +126,10 @@ class PassLedger:
         if speed_tps is None and self._estimator is not None:
             found = replace(found, work_s=work_s(self._sessions, session, found, self._estimator.coefficients))
         return self._in_turn([found], round_.arrived_s)[0]
+
+    def waited(self, session: Session, round_: Round) -> None:
+        """Count the time that a round waited for hidden states as its UE's own, as that between rounds."""
+        excuse(session, round_.waited_s)
 
     def _in_turn(self, pending: Sequence[Pending], now_s: float) -> Sequence[Pending]:
         """The requests with their `turn_s` beside the guarantees that are given now: those may have come later. While
@@ -285,21 +287,3 @@ class PassLedger:
             way = "longer" if estimator.bias > 0 else "shorter"
             LOG.warning("passes take %s than the estimator's first coefficients say; it follows the passes", way)
         self._drifted = estimator.drifted
-
-
-def _own_times(session: Session, round_: Round) -> tuple[float, float]:
-    """Drafting and link time of a round as its UE reports them, up to the time in which it can have had them."""
-    if session.free_s is None:
-        return round_.draft_s, round_.network_s
-    own_s = max(0.0, round_.arrived_s - session.free_s)
-    draft_s = min(round_.draft_s, own_s + (0.0 if session.got else PREPARED_S))
-    return draft_s, min(round_.network_s, max(0.0, own_s - draft_s))
-
-
-def _excuse(session: Session, round_: Round, allowed_s: float) -> None:
-    """Leave out of a guarantee what its UE took beyond `allowed_s` per round and `MOST_LAG_S` in all."""
-    if session.free_s is None or session.begun_s is None:
-        return
-    lag_s = max(0.0, session.lag_s + round_.arrived_s - session.free_s - allowed_s)
-    session.lag_s = min(lag_s, MOST_LAG_S)
-    session.begun_s += lag_s - session.lag_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -97,7 +97,7 @@ class Batch:
         self._now_s, self._critical_s = now_s, critical_s
         self._blocks = how.rules.late == "stop"
         self._batch, self._full = list[Pending](), False
-        self._used = Counter[bytes]()
+        self._used, self._used_s = Counter[bytes](), defaultdict[bytes, float](float)
         self._unfinished = sum(item.new_tokens for item in how.running)
         most = how.max_requests if how.max_sessions is None else min(how.max_requests, how.max_sessions)
         self._most = most - len(how.running)
@@ -145,7 +145,9 @@ class Batch:
         own = self._own(entry) if self._others(ue) else math.inf
         if own < entry.new and not prompt:
             return
-        room_s = self._times_left.room(ue, self._left_s(self._how.spare_s)) if free and self._batch else math.inf
+        room_s = self._own_s(entry)
+        if free and self._batch:
+            room_s = self._times_left.room(ue, self._left_s(self._how.spare_s))
         if prompt:
             self._add_prompt(entry, own, min(room_s, self._prompt_s(entry, free)))
         elif self._fits(entry, own, room_s) or not (self._batch or self._blocks):
@@ -188,6 +190,7 @@ class Batch:
         self._times_left.take(item.ue)
         self._tokens_left.take(item.ue)
         self._used[item.ue] = (self._used[item.ue] or item.running_tokens) + item.weight
+        self._used_s[item.ue] += entry.share_s
         self._tokens, self._kv = self._tokens - entry.new, self._kv - entry.kv
         self._took_s, self._due_s = self._took_s + entry.share_s, due_s
         if item.speed_tps is not None and entry.late:
@@ -222,6 +225,15 @@ class Batch:
         if before:
             return most - before - (item.weight - item.new_tokens)
         return max(most, PIECE) if self._cuttable(entry) else math.inf
+
+    def _own_s(self, entry: TimedRequest) -> float:
+        """Time of a request with a guarantee that its UE's share leaves room for; infinite for the first one, and for
+        critical ones. However low its guarantees, a UE whose sessions go on faster than they need would have passes
+        last as long as the deadlines in them allow, so that rounds which arrive meanwhile are late.
+        """
+        ue = entry.pending.ue
+        bound = ue in self._used and entry.lst_s > self._critical_s and self._others(ue)
+        return self._how.spare_s - self._used_s[ue] if bound else math.inf
 
     def _prompt_s(self, entry: TimedRequest, free: bool) -> float:
         """Time for a prompt; with a guarantee, a critical one that is the first of its UE has a piece where a pass of

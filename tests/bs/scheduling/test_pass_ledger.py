@@ -155,15 +155,23 @@ def test_a_claimed_past_counts_as_far_as_it_was_seen() -> None:
     assert (honest.draft_s, honest.network_s) == (pytest.approx(0.3), pytest.approx(0.1))
 
 
-def test_a_ue_that_dawdles_is_owed_two_seconds_at_most() -> None:
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_ue_that_dawdles_is_owed_two_seconds_at_most(hidden: bool) -> None:
+    """Before its drafts, or before its hidden states: those counted for the round that waited for them alone."""
     table = SessionTable()
     ledger = PassLedger(table, Fcfs())
     session, now_s, ahead_s = opened(table, 4.0), 100.0, []
     for k in range(60):
         session.free_s = now_s
-        now_s += 30.0 if k < 20 else 0.3
-        item = ledger.pending(session, round_ := a_round(k, 5, now_s, 30.0 if k < 20 else 0.3), ask(session, round_))
+        late_s = 30.0 if k < 20 else 0.0
+        own_s = 0.3 if hidden else max(late_s, 0.3)
+        now_s += own_s
+        item = ledger.pending(session, round_ := a_round(k, 5, now_s, own_s), ask(session, round_))
         ahead_s.append(item.ahead_s)
+        if hidden:
+            round_.waited_s = late_s
+            ledger.waited(session, round_)
+            now_s += late_s
         session.append(np.zeros(3, np.int32))
         now_s += 0.05  # pass
     assert min(ahead_s) > -2 - 21 * 0.05 - 21 * 0.2  # its lag, passes, and tokens below those expected of a round

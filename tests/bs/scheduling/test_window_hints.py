@@ -372,6 +372,31 @@ def test_load_turns_speculation_off_where_tokens_are_dear_and_on_where_requests_
     assert near[-1] == 0
 
 
+def test_another_ue_s_accepted_tokens_are_no_load() -> None:
+    """A UE that knew the target's output committed 257 tokens per round, which stood for 75 rounds of the others."""
+    loads = []
+    for accepted in (0, 256):
+        windows, dice = controller("max_window=8"), np.random.default_rng(3)
+        liar, one, two = [
+            Session((name.encode(), 1), name, np.zeros(8, np.int32), 8, PROTOCOLS["greedy"], 0.0, 64, hinted=hinted)
+            for name, hinted in (("liar", 0), ("one", 8), ("two", 8))
+        ]
+        for step in range(600):
+            now_s = 0.06 * (step + 1)
+            seen = [(liar, 256, accepted)] * 4
+            seen += [(honest, 8, min(int(dice.geometric(0.2)) - 1, 8)) for honest in (one, two)]
+            for session, drafted, kept in seen:
+                round_ = Round(step, Window(np.zeros(drafted, np.int32), None), None, now_s)
+                round_.draft_s, round_.new, round_.cached = 0.005 * drafted, drafted + 1, 200
+                session.got += kept + 1
+                windows.hint(session, round_, kept, now_s)
+            while windows.learn():
+                pass
+        loads += [ue.controller.load for ue in windows._ues.values()]
+    committed = (1 - 0.8**9) / (1 - 0.8)
+    assert loads == pytest.approx([6 / 0.06 * committed] * 4, rel=0.15)
+
+
 def test_a_slow_uplink_asks_for_smaller_windows_and_a_far_one_for_larger() -> None:
     def last(csi: Csi, network_s: float, kind: str) -> int:
         return serve(controller("least_window=1"), 1.0, 400, csi=csi, network_s=network_s, kind=kind)[-1]
