@@ -11,6 +11,7 @@ import io
 import itertools
 import pickle
 import random
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -195,13 +196,16 @@ def _resume(checkpoint: Path, identity: dict[str, Any], net: Net, optimizers: li
     if not checkpoint.exists():
         return 0
     try:
-        saved = torch.load(checkpoint, weights_only=True, map_location="cpu").__getitem__
+        saved = read_whole(checkpoint)
         if saved("identity") != identity:
             raise BadInput(f"{checkpoint} belongs to another recipe or seed; remove it or choose another directory")
         net.load_state_dict(saved("net"))
         for optimizer, state in zip(optimizers, saved("optimizers"), strict=True):
             optimizer.load_state_dict(state)
-        return int(saved("step"))
+        step = saved("step")
+        if type(step) is not int or not 0 <= step <= identity["steps"]:
+            raise ValueError(f"step {step} of {identity['steps']}")
+        return step
     except (
         OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError,
     ) as exc:  # fmt: skip
@@ -216,6 +220,24 @@ def _save(
         "identity": identity, "net": net.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step,
     }  # fmt: skip
     save_whole(state, checkpoint)
+
+
+def read_whole(checkpoint: Path) -> Callable[[str], Any]:
+    """Read a training; PyTorch itself does not compare the content with its checksums.
+
+    Raises:
+        OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError:
+            the file is damaged.
+    """
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            changed = archive.testzip()
+    except zipfile.BadZipFile as exc:
+        raise ValueError(str(exc)) from exc
+    if changed is not None:
+        raise ValueError(f"{changed} does not have its checksum")
+    saved: Callable[[str], Any] = torch.load(checkpoint, weights_only=True, map_location="cpu").__getitem__
+    return saved
 
 
 def save_whole(state: dict[str, Any], checkpoint: Path) -> None:

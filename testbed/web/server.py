@@ -207,8 +207,8 @@ def request_limit(wanted: int) -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return wanted
-    most = files - OTHER_FILES - SPARE
+    most = files - OTHER_FILES - SPARE - BACKLOG
     if most < LEAST_REQUESTS:
-        least = OTHER_FILES + SPARE + LEAST_REQUESTS
+        least = OTHER_FILES + SPARE + BACKLOG + LEAST_REQUESTS
         raise BadInput(f"this process may open {files} files only; a web server needs {least}: ulimit -n {least}")
     return min(wanted, most)

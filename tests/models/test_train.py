@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,27 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tokenizer: Tokenizer, tmp_p
     (tmp_path / "a.ckpt").write_bytes(b"garbage\n")
     with pytest.raises(BadInput, match=r"a\.ckpt is damaged .*; remove it"):
         run(tokenizer, tmp_path / "a.ckpt")
+
+
+def test_a_checkpoint_with_a_flipped_bit_or_a_step_too_far_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Most flipped bits were weights of the model from then on; with step 10^9 it counted as trained to its end."""
+    checkpoint = tmp_path / "a.ckpt"
+    with pytest.raises(Killed):
+        run(tokenizer, checkpoint, die_at=3)
+    whole = checkpoint.read_bytes()
+    with zipfile.ZipFile(checkpoint) as archive:
+        weights = archive.read(max(archive.infolist(), key=lambda one: one.file_size))
+    damaged = bytearray(whole)
+    damaged[whole.index(weights) + len(weights) // 2] ^= 1
+    checkpoint.write_bytes(damaged)
+    with pytest.raises(BadInput, match=r"a\.ckpt is damaged \(.* does not have its checksum\)"):
+        run(tokenizer, checkpoint)
+    for step in (10**9, -1, float("inf")):
+        checkpoint.write_bytes(whole)
+        state = torch.load(checkpoint, weights_only=True)
+        torch.save(state | {"step": step}, checkpoint)
+        with pytest.raises(BadInput, match=r"is damaged \(step .* of 4\)"):
+            run(tokenizer, checkpoint)
 
 
 # ---------------------------------------------------------------- data

@@ -19,7 +19,7 @@ from testbed.bs.monitor import web as monitor_web
 from testbed.errors import BadInput
 from testbed.ue.api import serve as api_serve
 from testbed.web import server as web_server
-from testbed.web.server import OTHER_FILES, SPARE, BoundedHttp, RequestLimit, request_limit
+from testbed.web.server import BACKLOG, OTHER_FILES, SPARE, BoundedHttp, RequestLimit, request_limit
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 WAIT_S = 20
@@ -264,7 +264,7 @@ async def test_too_many_requests_are_told_so_but_health_is_answered() -> None:
                 break
 
 
-@pytest.mark.parametrize(("files", "requests"), [(1 << 16, 640), (512, 512 - OTHER_FILES - SPARE), (136, 8)])
+@pytest.mark.parametrize(("files", "requests"), [(1 << 16, 640), (512, 512 - OTHER_FILES - SPARE - BACKLOG), (200, 8)])
 def test_requests_are_limited_by_open_files(files: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert request_limit(640) == requests
@@ -272,7 +272,7 @@ def test_requests_are_limited_by_open_files(files: int, requests: int, monkeypat
 
 def test_too_few_open_files_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
-    with pytest.raises(BadInput, match="16 files only; a web server needs 136: ulimit -n 136"):
+    with pytest.raises(BadInput, match="16 files only; a web server needs 200: ulimit -n 200"):
         request_limit(640)
 
 

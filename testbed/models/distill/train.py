@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from testbed.errors import BadInput
 from testbed.models.distill.lesson import UNKNOWN, Lesson
-from testbed.models.train import save_whole
+from testbed.models.train import read_whole, save_whole
 
 POOL = 8
 """Number of batches whose rows are sorted by length together, to limit padding."""
@@ -192,7 +192,7 @@ def restore(state: TrainingState, plan: TrainingPlan, checkpoint: Path) -> None:
     if not checkpoint.exists():
         return
     try:
-        saved: Callable[[str], Any] = torch.load(checkpoint, weights_only=True, map_location="cpu").__getitem__
+        saved = read_whole(checkpoint)
         if saved("plan") | {"steps": plan.steps} != asdict(plan):
             raise BadInput(f"{checkpoint} belongs to another training; choose another --out")
         state.model.load_state_dict(saved("model"))
