@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -212,6 +213,28 @@ class TypicalMean:
             given = [] if self._start is None else [self._start] * (1 + len(self._ues) % 2)
             self.value = median_low([*given, *(mean.value for mean in self._ues.values())])
             self._due = 1 + len(self._ues) // 8
+
+
+class LargestMeans:
+    """Running means of UEs, and the largest of all but one."""
+
+    def __init__(self) -> None:
+        self._ues: OrderedDict[bytes, Mean] = OrderedDict()
+        self._due = 0
+        self._largest: list[tuple[float, bytes]] = []
+
+    def add(self, ue: bytes, value: float) -> tuple[float, float]:
+        """Add a value of a UE's; returns its mean and the largest mean of the others; infinite: it is the only one."""
+        mean = self._ues.setdefault(ue, Mean(float(MEMORY)))
+        mean.add(value)
+        self._ues.move_to_end(ue)
+        if len(self._ues) > MOST_UES:
+            self._ues.popitem(last=False)
+        self._due -= 1
+        if self._due <= 0:
+            self._largest = heapq.nlargest(2, ((one.value, name) for name, one in self._ues.items()))
+            self._due = 1 + len(self._ues) // 8
+        return mean.value, next((largest for largest, name in self._largest if name != ue), math.inf)
 
 
 class Rate:

@@ -2,8 +2,8 @@
 
 The UE's costs come from its own rounds: drafting time (`Draft.draft_s`), the link (`Draft.network_s` and the channel
 state) and the acceptance rate. The BS's costs are WISP's eq. 19 at its mean round, with the estimator's coefficients;
-the load is the number of tokens that all UEs' rounds per second would commit at the UE's own tokens per round, since
-the model takes all UEs for such as this one, and rounds of another one that commit many tokens are as few as others.
+the load is the number of tokens committed per second, of each UE about as many per round as of another one at most,
+since the model takes all UEs for alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from testbed.bs.pending import Round
-from testbed.bs.scheduling.averages import Mean, Rate, TypicalMean
+from testbed.bs.scheduling.averages import LargestMeans, Mean, Rate, TypicalMean
 from testbed.bs.scheduling.hints import Hint
 from testbed.bs.sessions import Session
 from testbed.channel.cost import Sizes
@@ -27,9 +27,9 @@ from testbed.optim.draft_window.cost import LinkCosts, Price, RoundCosts
 from testbed.optim.pass_time import NO_OVERHEAD, Coefficients, PassOverhead
 
 LOAD_S = 5.0
-"""Time after which rounds and their tokens count 1/e of new ones in the load."""
-TYPICAL_ROUNDS = 4.0
-"""Weight of typical tokens per round in those of each UE, in rounds of its own."""
+"""Time after which committed tokens count 1/e of new ones in the load."""
+COUNTED = 8.0
+"""Mean tokens per round that count in the load in any case: those of large windows at high acceptance rates."""
 UE_MEMORY = 32.0
 """The same for the means of one UE."""
 MOST_UES = 4096
@@ -77,7 +77,7 @@ class LoadShape:
         self.prompt, self.response = TypicalMean(), TypicalMean()
         self.draft_s = TypicalMean(RoundCosts().draft_s)
         """Drafting time per token."""
-        self.committed = TypicalMean()
+        self.committed = LargestMeans()
         """Tokens per round."""
 
     def costs(
@@ -114,8 +114,6 @@ class _UeHints:
     def __init__(self, controller: WindowController, costs: _Costs, shape: LoadShape) -> None:
         self.controller, self.costs = controller, costs
         self.draft_s = Mean(UE_MEMORY, shape.draft_s.value)
-        self._rounds = self._committed = self._last_s = 0.0
-        """Rounds and their tokens, those before the last one discounted."""
         self.linked = False
         self.measured = 0
         """Windows with a measured drafting time."""
@@ -127,12 +125,6 @@ class _UeHints:
         """The next hint."""
         window = self.controller.window
         return 1 if not window and self.measured < MEASURED else window
-
-    def committed(self, tokens: int, now_s: float, typical: float) -> float:
-        """Tokens per round with one more round that committed `tokens`."""
-        kept = math.exp(min(0.0, self._last_s - now_s) / LOAD_S)
-        self._rounds, self._committed, self._last_s = kept * self._rounds + 1, kept * self._committed + tokens, now_s
-        return (self._committed + TYPICAL_ROUNDS * typical) / (self._rounds + TYPICAL_ROUNDS)
 
 
 class _Seen(NamedTuple):
@@ -171,7 +163,7 @@ class Windows:
         self._switches = 0
         """Changes of windows by controllers that were dropped."""
         self._shape = LoadShape()
-        self._rate, self._rounds_hz = Rate(LOAD_S), 0.0
+        self._rate, self._load_tps = Rate(LOAD_S), 0.0
         self._alpha = TypicalMean(config.alpha)
         self._given: Counter[int] = Counter()
         self._later: deque[_Seen] = deque()
@@ -206,23 +198,21 @@ class Windows:
         self, session: Session, round_: Round, accepted: int, first: bool, now_s: float, overhead: PassOverhead
     ) -> None:
         drafted = len(round_.window.ids)
-        self._rounds_hz = self._rate.add(1, now_s)
         owner, tried = self._owner(session.key[0]), accepted + (accepted < drafted)
-        self._shape.committed.add(owner, accepted + 1)
+        self._load_tps = self._rate.add(self._counted(owner, accepted + 1), now_s)
         self._learn_shape(owner, round_, drafted, first)
         if tried:
             self._alpha.add(owner, accepted / tried, tried)
         if not session.hinted:
             return
         ue = self._ue(session)
-        load_tps = self._rounds_hz * ue.committed(accepted + 1, now_s, self._shape.committed.value)
         if first:
-            ue.controller.resume(load_tps)
+            ue.controller.resume(self._load_tps)
         link = self._learn_ue(ue, session, round_, drafted, first)
         if ue.controller.due:
             ue.costs.now = self._shape.costs(self._coefficients(), ue.draft_s.value, self._max_requests, overhead)
         ue.controller.believe(self._alpha.value, SHARED_TOKENS if self._alpha.ues > 1 else 0.0)
-        ue.controller.update(drafted, accepted, load_tps, link)
+        ue.controller.update(drafted, accepted, self._load_tps, link)
 
     def ended(self, session: Session) -> None:
         """Record the end of a session, whose committed tokens are a response or the rest of one."""
@@ -238,10 +228,11 @@ class Windows:
             "acceptance": self._alpha.value,
         }
 
-    @property
-    def _load_tps(self) -> float:
-        """The load at typical tokens per round."""
-        return self._rounds_hz * self._shape.committed.value
+    def _counted(self, owner: bytes, committed: int) -> float:
+        """Tokens of a round that count in the load: a UE that knows the target's output commits hundreds per round."""
+        mean, others = self._shape.committed.add(owner, committed)
+        most = max(COUNTED, others)
+        return min(4 * most, committed * min(1.0, most / mean))
 
     def _learn_shape(self, owner: bytes, round_: Round, drafted: int, first: bool) -> None:
         shape = self._shape

@@ -25,7 +25,7 @@ from testbed.bs.scheduling import window_hints
 from testbed.bs.scheduling.base import Fcfs
 from testbed.bs.scheduling.estimator_online import OnlineEstimator
 from testbed.bs.scheduling.hints import Hint
-from testbed.bs.scheduling.window_hints import LEARNT_AT_ONCE, Mean, Rate, Windows, window_config
+from testbed.bs.scheduling.window_hints import COUNTED, LEARNT_AT_ONCE, Mean, Rate, Windows, window_config
 from testbed.bs.server import BaseStation
 from testbed.bs.sessions import Session, SessionTable
 from testbed.bs.verdict import Verdicts
@@ -394,7 +394,8 @@ def test_another_ue_s_accepted_tokens_are_no_load() -> None:
                 pass
         loads += [ue.controller.load for ue in windows._ues.values()]
     committed = (1 - 0.8**9) / (1 - 0.8)
-    assert loads == pytest.approx([6 / 0.06 * committed] * 4, rel=0.15)
+    assert loads[:2] == pytest.approx([(2 * committed + 4) / 0.06] * 2, rel=0.15)
+    assert loads[2:] == pytest.approx([(2 * committed + 4 * COUNTED) / 0.06] * 2, rel=0.15)
 
 
 def test_a_slow_uplink_asks_for_smaller_windows_and_a_far_one_for_larger() -> None:
