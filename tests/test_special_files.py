@@ -39,7 +39,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "arrays.npz": npz_arrays,
     "head.json": lambda path: load_head(path.parent),
     "predictor.json": lambda path: load_predictor(path.parent),
-    "relabelled.safetensors": lambda path: load_instances(path, ""),
+    "relabelled.safetensors": lambda path: load_instances(path, "", 1),
     "chunk-00000.safetensors": lambda path: EpisodeStore(path.parent).read(0),
     "meta.json": lambda path: TraceStore(path.parent).meta(),
     "power.csv": read_samples,

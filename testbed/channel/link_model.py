@@ -31,8 +31,12 @@ FREE_HOLD_BYTES = 2**26
 """Buffer of a relayed direction with a delay but no rate limit."""
 PACKET_BYTES = 1500
 """Size of a packet, the unit of loss, retransmission and jitter; also stands for a transport block."""
-LEAST_MBPS = 1e-6
-"""Least rate of a link, as of channel states: that of a constant one, or the mean of one that repeats."""
+LEAST_MBPS, MOST_MBPS = 1e-6, 1e12
+"""Least rate of a link, as of channel states: that of a constant one, or the mean of one that repeats. And the largest
+finite one.
+"""
+MOST_RTT_MS = 86_400e3
+"""Longest RTT: the longest that a message can state."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class Schedule:
         for name, values in (("rate_mbps", self.rate_mbps), ("delay_s", self.delay_s)):
             if any(not value >= 0 for value in values):
                 raise BadInput(f"{name} must not be negative")
+        if any(MOST_MBPS < value < math.inf for value in self.rate_mbps):
+            raise BadInput(f"rate_mbps must be at most {MOST_MBPS:g}, or infinite for no limit")
         if any(not 0 <= p < 1 for p in self.per) or math.inf in self.delay_s:
             raise BadInput("packet error rates must lie in [0, 1), and delays be finite")
         if not any(self.rate_mbps) or (self.duration_s is None and not self.rate_mbps[-1]):
@@ -132,15 +138,16 @@ class Schedule:
         first, left_s = index, max(0.0, end_s - start_s)
         while True:
             rate = self.rate_mbps[index] * 1e6
-            room = rate * left_s if rate else 0.0
+            room = rate * left_s if rate and left_s else 0.0
             if rate and room >= bits:
                 return start_s + bits / rate
             bits, start_s = bits - room, start_s + left_s
             index = (index + 1) % len(self.t_s)
             if index == first and self.duration_s is not None:  # a whole lap has passed: skip those that do not suffice
                 lap_bits = self._mean_mbps * 1e6 * self.duration_s
-                laps = max(0.0, -(-bits // lap_bits) - 1)
-                start_s, bits = start_s + laps * self.duration_s, bits - laps * lap_bits
+                if bits > lap_bits:
+                    laps = -(-bits // lap_bits) - 1
+                    start_s, bits = start_s + laps * self.duration_s, bits - laps * lap_bits
             left_s = self._lasts_s[index]
 
     @cached_property

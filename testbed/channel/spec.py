@@ -10,7 +10,7 @@ import msgspec
 
 from testbed.assets.bundled_files import find
 from testbed.channel.csi import Csi
-from testbed.channel.link_model import LEAST_MBPS, Direction, Recovery, Schedule, constant
+from testbed.channel.link_model import LEAST_MBPS, MOST_MBPS, MOST_RTT_MS, Direction, Recovery, Schedule, constant
 from testbed.channel.radio.shares import uplinks_mbps
 from testbed.channel.tc.session import TcConfig
 from testbed.channel.trace import Trace, read_trace
@@ -20,8 +20,6 @@ Kind = Literal["none", "proxy", "virtual", "tc", "trace"]
 KINDS = ("none", "proxy", "virtual", "tc", "trace")
 UNLIMITED_MBPS = 10_000.0
 """Rate in the channel state of a link without a rate limit."""
-MOST_RTT_MS = 86_400e3
-"""Longest RTT: the longest that a message can state."""
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +66,9 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         for name in ("uplink_mbps", "downlink_mbps"):
             value = getattr(self, name)
-            if value is not None and not LEAST_MBPS <= value < math.inf:
-                raise BadInput(f"{name} must be finite, {LEAST_MBPS:g} or more, not {value}; leave it out for no limit")
+            if value is not None and not LEAST_MBPS <= value <= MOST_MBPS:
+                bounds = f"{LEAST_MBPS:g} to {MOST_MBPS:g} Mbit/s"
+                raise BadInput(f"{name} must be {bounds}, not {value}; leave it out for no limit")
         for name in ("rtt_ms", "jitter_ms", "outage_every_s", "outage_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(f"{name} must be finite and not negative, not {getattr(self, name)}")

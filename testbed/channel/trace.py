@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.channel.csi import Csi
+from testbed.channel.link_model import MOST_MBPS, MOST_RTT_MS
 from testbed.errors import BadInput
 from testbed.files import file_bytes, whole_file
 from testbed.table_text import cell_number
@@ -21,6 +22,8 @@ OUTAGE_MBPS = 1e-3
 """Lower limit of the rates that `Trace.csi` returns, used for outages: a `Csi` needs positive rates."""
 LATEST_S = 1e9
 """Largest time of a sample [s]."""
+MOST = {"uplink_mbps": MOST_MBPS, "downlink_mbps": MOST_MBPS, "rtt_ms": MOST_RTT_MS}
+"""Largest values of columns."""
 LONE_SAMPLE_S = 1.0
 """Duration of a trace with one sample."""
 
@@ -30,7 +33,8 @@ class Trace:
     """A link over time; each sample holds until the next one.
 
     All arrays are read-only float64 [n], n >= 1: `t_s` [s] increasing from 0; rates [Mbit/s] >= 0, where 0 is an
-    outage; `rtt_ms` [ms] >= 0; packet error rates in [0, 1); `snr_db` [dB], nan where unknown.
+    outage, and at most `MOST_MBPS`; `rtt_ms` [ms] >= 0, at most a day; packet error rates in [0, 1); `snr_db` [dB], nan
+    where unknown.
 
     Raises:
         BadInput: lengths differ or are 0, or a value is out of its range.
@@ -222,4 +226,8 @@ def _fault(columns: Mapping[str, Array]) -> tuple[int, str] | None:
         if not good.all():
             i = int(np.argmin(good))
             return i, f"{name} {asked}, not {values[i]:g}"
+    for name, most in MOST.items():
+        if (large := columns[name] > most).any():
+            i = int(np.argmax(large))
+            return i, f"{name} must be at most {most:g}, not {columns[name][i]:g}"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,8 @@ def save_instances(instances: Instances, path: Path, made_of: str) -> None:
         part.write_bytes(save(arrays, {ORIGIN: made_of}))
 
 
-def load_instances(path: Path, made_of: str) -> Instances:
-    """Read instances.
+def load_instances(path: Path, made_of: str, mismatches: int) -> Instances:
+    """Read instances of so many mismatches.
 
     Raises:
         BadInput: no such file, not a file of instances, or made from other mismatches.
@@ -102,11 +103,23 @@ def load_instances(path: Path, made_of: str) -> Instances:
         with safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             found = (file.metadata() or {}).get(ORIGIN)
-    except (OSError, SafetensorError) as exc:
+    except (OSError, SafetensorError, TypeError, AttributeError) as exc:  # the last two: types that numpy lacks
         raise BadInput(f"no relabelled instances in {path}: {exc}; run `testbed head relabel`") from exc
     names = {f.name for f in fields(Instances)}
-    if arrays.keys() != names or len({len(array) for array in arrays.values()}) != 1:
+    if arrays.keys() != names or not _possible(arrays, mismatches):
         raise BadInput(f"{path} holds no relabelled instances; run `testbed head relabel`")
     if found != made_of:
         raise BadInput(f"{path} was made from other episodes, or before more were labelled: relabel them")
     return Instances(**(arrays | {"action": arrays["action"].astype(np.bool_)}))
+
+
+def _possible(arrays: Mapping[str, NDArray[Any]], mismatches: int) -> bool:
+    """Whether arrays have the shapes, kinds and ranges of `Instances`."""
+    row, count = arrays["row"], arrays["row"].size
+    shapes = {name: (count, len(FEATURES)) if name == "features" else (count,) for name in arrays}
+    kinds = dict.fromkeys(arrays, "f") | {"row": "i", "action": "u"}
+    if any(array.shape != shapes[name] or array.dtype.kind != kinds[name] for name, array in arrays.items()):
+        return False
+    shares = np.concatenate([arrays["quality"], arrays["p_repair"], arrays["action"]])
+    within = ((row >= 0) & (row < mismatches)).all() and ((shares >= 0) & (shares <= 1)).all()
+    return bool(within and np.isfinite(arrays["features"]).all())

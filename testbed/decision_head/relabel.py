@@ -22,12 +22,18 @@ from testbed.decision_head.instances import Instances
 from testbed.decision_head.settings import Relabelling
 
 Reals = NDArray[np.float64]
+MOST_DISTANCES = 2**22
+"""Distances that are in memory at once."""
 
 
 def smoothed_importance(critical: NDArray[np.bool_], order: NDArray[Any], tau: float) -> Reals:
     """[k] s_i = Σ_j y_j·exp(−|i − j|/τ_s) over an episode (eq. 28, errata), with i and j from `order` [k]."""
-    distance = np.abs(np.subtract.outer(order.astype(np.float64), order[critical]))
-    importance: Reals = np.exp(-distance / tau).sum(axis=1)
+    places, centres = order.astype(np.float64), order[critical]
+    size = max(1, MOST_DISTANCES // max(1, len(centres)))
+    importance: Reals = np.empty(len(places))
+    for start in range(0, len(places), size):
+        distance = np.abs(np.subtract.outer(places[start : start + size], centres))
+        importance[start : start + size] = np.exp(-distance / tau).sum(axis=1)
     return importance
 
 

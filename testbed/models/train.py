@@ -231,6 +231,8 @@ def read_whole(checkpoint: Path) -> Callable[[str], Any]:
     """
     try:
         with zipfile.ZipFile(checkpoint) as archive:
+            if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
+                raise ValueError("it is compressed")
             changed = archive.testzip()
     except zipfile.BadZipFile as exc:
         raise ValueError(str(exc)) from exc

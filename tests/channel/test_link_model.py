@@ -157,6 +157,7 @@ def test_seeds_repeat_and_differ() -> None:
         (([0.0], [-1.0], [0.0], [0.0]), "rate_mbps must not be negative"),
         (([0.0], [math.nan], [0.0], [0.0]), "rate_mbps must not be negative"),
         (([0.0], [1.0], [math.inf], [0.0]), "finite"),
+        (([0.0, 1.0], [1e308, 1e308], [0.0] * 2, [0.0] * 2, 2.0), r"at most 1e\+12, or infinite"),
         (([0.0], [1.0], [0.0], [1.0]), r"\[0, 1\)"),
         (([0.0], [0.0], [0.0], [0.0]), "nothing ever passes"),
         (([0.0, 1.0], [1.0, 0.0], [0.0] * 2, [0.0] * 2), "nothing ever passes"),
@@ -215,6 +216,14 @@ def test_pieces_shorter_than_the_clock_resolves_end(
         end_s = schedule.served_s(start_s, bits)
         slowest = 1e6 * (min(rates) if not loop else schedule._mean_mbps)
         assert start_s <= end_s <= start_s + bits / slowest + 2 * (duration_s or 0.0) + 1e-9 * start_s + 1e-9
+
+
+def test_bytes_that_enter_between_two_pieces_of_a_link_without_a_limit_arrive() -> None:
+    """An infinite rate for no time was not a number, and so was all that followed."""
+    schedule = Schedule([0.0, 0.9], [math.inf, 0.0], [0.0] * 2, [0.0] * 2, 1.0)
+    for start_s in np.linspace(0, 50, 1001).tolist():
+        end_s = schedule.served_s(start_s, 8e3)
+        assert end_s == pytest.approx(start_s if start_s % 1.0 < 0.9 - 1e-6 else math.ceil(start_s), abs=1e-6)
 
 
 def test_laps_of_a_slow_link_are_skipped_and_not_walked() -> None:

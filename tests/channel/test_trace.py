@@ -102,6 +102,8 @@ def test_means_are_over_time_and_over_what_is_known() -> None:
         ([0.0, 1.7e308], {}, "sample 1: t_s must be at most 1e\\+09, not"),
         ([0.0, 1.0], {"uplink_mbps": [1.0, -1.0]}, "sample 1: uplink_mbps must be finite and not negative, not -1"),
         ([0.0, 1.0], {"rtt_ms": [math.nan, 1.0]}, "sample 0: rtt_ms"),
+        ([0.0, 1.0], {"uplink_mbps": [1.0, 1e305]}, r"sample 1: uplink_mbps must be at most 1e\+12, not 1e\+305"),
+        ([0.0, 1.0], {"rtt_ms": [1e300, 1.0]}, r"sample 0: rtt_ms must be at most 8.64e\+07, not 1e\+300"),
         ([0.0, 1.0], {"per_down": [0.0, 1.0]}, r"sample 1: per_down must lie in \[0, 1\), not 1"),
         ([0.0, 1.0], {"snr_db": [-math.inf, 1.0]}, "sample 0: snr_db must be finite, or empty"),
         ([0.0, 1.0], {"per_up": [0.0]}, r"one length, with at least one sample: t_s \[2\].* per_up \[1\]"),

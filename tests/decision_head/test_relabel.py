@@ -29,6 +29,16 @@ def test_importance_sums_what_is_near() -> None:
     np.testing.assert_allclose(found, [1 + math.exp(-1.5), near + far, far + near, 1 + math.exp(-1.5)])
 
 
+def test_importance_of_long_episodes_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode of 60,000 mismatches took 14 GB."""
+    dice = np.random.default_rng(4)
+    labels, order = dice.random(200) < 0.4, np.cumsum(dice.integers(1, 5, 200))
+    whole = smoothed_importance(labels, order, 3.0)
+    for most in (1, 7, 100, 1000):
+        monkeypatch.setattr("testbed.decision_head.relabel.MOST_DISTANCES", most * labels.sum())
+        assert (smoothed_importance(labels, order, 3.0) == whole).all()
+
+
 @given(LABELS, TAU)
 def test_importance_of_a_critical_mismatch_is_at_least_one(labels: Any, tau: float) -> None:
     found = smoothed_importance(labels, np.arange(len(labels)), tau)

@@ -227,12 +227,12 @@ class Batch:
         return max(most, PIECE) if self._cuttable(entry) else math.inf
 
     def _own_s(self, entry: TimedRequest) -> float:
-        """Time of a request with a guarantee that its UE's share leaves room for; infinite for the first one, and for
-        critical ones. However low its guarantees, a UE whose sessions go on faster than they need would have passes
-        last as long as the deadlines in them allow, so that rounds which arrive meanwhile are late.
+        """Time of a request with a guarantee that its UE's share leaves room for; infinite for the first one. However
+        low its guarantees, a UE whose sessions go on faster than they need, or ask at the same moment, would have
+        passes last as long as the deadlines in them allow, so that rounds which arrive meanwhile are late.
         """
         ue = entry.pending.ue
-        bound = ue in self._used and entry.lst_s > self._critical_s and self._others(ue)
+        bound = ue in self._used and self._others(ue)
         return self._how.spare_s - self._used_s[ue] if bound else math.inf
 
     def _prompt_s(self, entry: TimedRequest, free: bool) -> float:

@@ -102,7 +102,7 @@ def train_to(
     elif isinstance(source, Relabelling):
         instances = relabel(data.found, data.critical, source)
     else:
-        instances = load_instances(source, data.origin)
+        instances = load_instances(source, data.origin, len(data.found))
     with reserved(out):
         trained = train_head(data.found, instances, data.meta, config, on_epoch, about)
         save_head(replace(trained.head, info=structs.replace(trained.head.info, episodes=data.origin)), out)

@@ -165,6 +165,7 @@ def _measured(config: BenchConfig, limits: Mapping[str, float], say: Say) -> dic
         finally:
             drafter.close()
     stated = resolved(config)
+    stated["rates"] = [rate if math.isfinite(rate) else None for rate in config.rates]  # JSON has no infinity
     if config.bs is not None:  # what it computes with is not known here
         stated |= dict.fromkeys(OF_OWN_STATION)
     return {**results.summary(stated, config.seed, results.host(), rows), "kind": "bench"}

@@ -34,7 +34,7 @@ from testbed.experiments.sweep.points import (
 )  # fmt: skip
 from testbed.experiments.sweep.run import POINT, at_once, in_order, one_by_one
 from testbed.files import yaml_file
-from testbed.protocols.methods import run_method
+from testbed.protocols.methods import methods, run_method
 
 __all__ = [
     "EXECUTORS",
@@ -145,11 +145,14 @@ def _kept_rows(point: SweepPoint, folder: Path) -> list[dict[str, Any]]:
         BadInput: the folder has another run, or one without a row for each method.
     """
     found = results.read_summary(folder)
-    given, run = resolved(point.config), found["config"]
+    given, run = resolved(point.config), found.get("config")
+    run = run if isinstance(run, dict) else {}
     shared = given.keys() & set(RunConfig.__struct_fields__) - ELSEWHERE
     other = sorted(name for name in shared if _plain(given[name]) != run.get(name)) or _differences(point, folder)
     rows: list[dict[str, Any]] = found["rows"]
-    if not other and {str(row.get("method")) for row in rows if "lossless" in row} >= set(point.config.methods):
+    named, known = [row.get("method") for row in rows], [*methods()]
+    made = {str(row.get("method")) for row in rows if "lossless" in row}
+    if not other and made >= set(point.config.methods) and all(name in known for name in named):
         return rows
     said = f"has another {other[0]}" if other else "lacks a method"
     raise BadInput(

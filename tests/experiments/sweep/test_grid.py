@@ -86,6 +86,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepConfig, Pat
     ("harm", "said"),
     [
         (lambda mine, other: mine | {"rows": []}, "lacks a method"),
+        (lambda mine, other: mine | {"rows": [*mine["rows"], {}]}, "lacks a method"),
+        (lambda mine, other: mine | {"rows": [*mine["rows"], {"method": []}]}, "lacks a method"),
+        (lambda mine, other: mine | {"config": []}, "has another"),
+        (lambda mine, other: {k: v for k, v in mine.items() if k != "config"}, "has another"),
         (lambda mine, other: mine | {"rows": mine["rows"][:1]}, "lacks a method"),
         (lambda mine, other: mine | {"rows": [{"method": row["method"]} for row in mine["rows"]]}, "lacks a method"),
         (lambda mine, other: other, "has another window"),
