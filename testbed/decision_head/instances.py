@@ -93,7 +93,10 @@ def save_instances(instances: Instances, path: Path, made_of: str) -> None:
 
 
 def load_instances(path: Path, made_of: str, mismatches: int) -> Instances:
-    """Read instances of so many mismatches.
+    """Read instances.
+
+    Args:
+        mismatches: number of mismatches from which they were made.
 
     Raises:
         BadInput: no such file, not a file of instances, or made from other mismatches.

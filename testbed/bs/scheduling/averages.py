@@ -224,7 +224,7 @@ class LargestMeans:
         self._largest: list[tuple[float, bytes]] = []
 
     def add(self, ue: bytes, value: float) -> tuple[float, float]:
-        """Add a value of a UE's; returns its mean and the largest mean of the others; infinite: it is the only one."""
+        """Add a value of a UE's; returns its mean, and the largest mean of the others (infinite if there are none)."""
         mean = self._ues.setdefault(ue, Mean(float(MEMORY)))
         mean.add(value)
         self._ues.move_to_end(ue)
