@@ -64,8 +64,8 @@ class Scheduler(ABC):
 
         Args:
             coefficients: of pass times (eq. 19) as estimated now; None: there is no estimator.
-            budget_s: time for queueing and verification in a mean round of the fastest guaranteed speed; None: no
-                session has one.
+            budget_s: time for queueing and verification in a mean round of the UE whose guaranteed speed leaves least;
+                None: no session has one.
         """
         return self
 

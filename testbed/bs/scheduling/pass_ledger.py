@@ -117,7 +117,7 @@ class PassLedger:
             alpha = DEADLINES.acceptance if acceptance is None else acceptance
             if session.free_s is not None:
                 allowed_s = geometric(alpha, len(round_.window.ids)) / speed_tps
-                excuse(session, round_.arrived_s - session.free_s, allowed_s)
+                excuse(session, max(0.0, round_.arrived_s - session.free_s), allowed_s)
         share = self._averages.accepted_share(owner, session.accepted, session.drafted)
         found = Pending(
             request, round_.arrived_s, session.computed, speed_tps, draft_s, network_s, ahead_s, acceptance, share,
@@ -267,15 +267,23 @@ class PassLedger:
         return tokens // self._block_size * self._block_size
 
     def _budget_s(self) -> float | None:
-        """Time for queueing and verification in a typical round of the fastest guaranteed speed, or in a round of the
-        UE that has all guarantees. For `RECENT_S` after the last one ended, what it was then, since the session of a
+        """Time for queueing and verification in a round of the UE whose fastest guaranteed speed leaves least, by its
+        own rounds as in admission. For `RECENT_S` after the last one ended, what it was then, since the session of a
         UE's next request would wait for a long pass. None: there is none.
         """
-        if (fastest := max(self._sessions.promised(), default=None)) is None:
+        fastest = dict[bytes, float]()
+        for session in self._sessions:
+            if session.speed_tps is not None:
+                ue = self._sessions.owner(session.key[0])
+                fastest[ue] = max(session.speed_tps, fastest.get(ue, 0.0))
+        if not fastest:
             return self._budget[0] if self._budget and self._recently(self._last.now_s) else None
-        ues = {self._sessions.owner(session.key[0]) for session in self._sessions if session.speed_tps is not None}
-        shape = self._averages.expected(ues.pop() if len(ues) == 1 else None)
-        self._budget = shape.committed / fastest - shape.draft_s - shape.network_s, self._last.now_s
+        rounds = self._averages.expected_values(list(fastest)).tolist()
+        left_s = [
+            committed / speed_tps - draft_s - network_s
+            for (_, _, committed, draft_s, network_s), speed_tps in zip(rounds, fastest.values(), strict=True)
+        ]
+        self._budget = min(left_s), self._last.now_s
         return self._budget[0]
 
     def _recently(self, now_s: float) -> bool:

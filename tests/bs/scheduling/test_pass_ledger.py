@@ -155,18 +155,20 @@ def test_a_claimed_past_counts_as_far_as_it_was_seen() -> None:
     assert (honest.draft_s, honest.network_s) == (pytest.approx(0.3), pytest.approx(0.1))
 
 
-@pytest.mark.parametrize("hidden", [False, True])
-def test_a_ue_that_dawdles_is_owed_two_seconds_at_most(hidden: bool) -> None:
-    """Before its drafts, or before its hidden states: those counted for the round that waited for them alone."""
+@pytest.mark.parametrize(("hidden", "came_s"), [(False, 0.0), (True, 0.0), (True, 1.9)])
+def test_a_ue_that_dawdles_is_owed_two_seconds_at_most(hidden: bool, came_s: float) -> None:
+    """Before its drafts, or before its hidden states: those counted for the round that waited for them alone, or made
+    up for by a next window that had come ahead.
+    """
     table = SessionTable()
     ledger = PassLedger(table, Fcfs())
     session, now_s, ahead_s = opened(table, 4.0), 100.0, []
     for k in range(60):
         session.free_s = now_s
-        late_s = 30.0 if k < 20 else 0.0
-        own_s = 0.3 if hidden else max(late_s, 0.3)
+        late_s = (came_s or 30.0) if k < 20 else 0.0
+        own_s = 0.0 if came_s else 0.3 if hidden else max(late_s, 0.3)
         now_s += own_s
-        item = ledger.pending(session, round_ := a_round(k, 5, now_s, own_s), ask(session, round_))
+        item = ledger.pending(session, round_ := a_round(k, 5, now_s - came_s, own_s), ask(session, round_))
         ahead_s.append(item.ahead_s)
         if hidden:
             round_.waited_s = late_s
@@ -354,6 +356,22 @@ def test_large_batches_of_others_leave_a_promise_to_the_few_that_ask() -> None:
     assert ledger.overhead == pytest.approx((0.0, 0.001), abs=1e-4)
     message = Open(session=1, protocol="greedy", threshold=0.0, hidden_size=1, speed_tps=8.0)
     assert ledger.admit((b"ue", 1), message) is None
+
+
+@pytest.mark.parametrize("speeds", [[8.0], [8.0, 0.01], [0.01, 8.0, 2.0]])
+def test_passes_leave_each_ue_the_time_of_its_own_rounds(speeds: list[float]) -> None:
+    """A second UE's guarantee, however low, had passes last as long as typical rounds allowed: those of a UE with few
+    tokens in each were late.
+    """
+    table = SessionTable()
+    ledger = PassLedger(table, Fcfs())
+    for number, speed_tps in enumerate(speeds):
+        ue = b"ue%d" % number
+        table.open((ue, 1), np.zeros(9, np.int32), protocol("greedy"), 0.0, 64, 0, speed_tps=speed_tps)
+        for _ in range(2000):
+            committed = 2.0 if speed_tps == 8.0 else 4.0
+            ledger._averages.add(ue, (5.0, 9.0, committed, 0.05, 0.04), 1, 1, 5)
+    assert ledger._budget_s() == pytest.approx(2 / 8 - 0.05 - 0.04, rel=0.05)
 
 
 def test_queues_at_the_last_plan_are_gauges() -> None:
