@@ -144,11 +144,15 @@ class Client:
     async def ask(
         self, session: int, message: Message, late: Callable[[Message], bool] = lambda message: False
     ) -> Packet[Any]:
-        """Send a message and return the first answer that is not `late`; resends it until the timeout."""
-        for wait_s in self.waits():
+        """Send a message and return the first answer that is not `late`; resends it until the timeout, each time after
+        twice as long, and at once where another BS takes over.
+        """
+        until_s, wait_s = self.clock.time() + self.timeout_s, RESEND_S
+        while (left_s := until_s - self.clock.time()) > 0:
             await self.send(message)
             with contextlib.suppress(LinkTimeout):
-                return await self._answer(session, wait_s, late)
+                return await self._answer(session, min(wait_s, left_s), late)
+            wait_s *= 2
         said = f"the BS did not answer within {self.timeout_s:g} s"
         raise LinkTimeout(f"{said} (is it running, and is the address right?)")
 
@@ -188,25 +192,18 @@ class Client:
         self._moved = asyncio.Event()
 
     def _moved_on(self, reason: str) -> None:
-        """Another BS serves now: end waits for the previous one, with a Resync in mailboxes that are read."""
+        """Another BS serves now: end waits for the previous one, those of sessions with a Resync."""
         for session, mailbox in self._mail.items():
             if session >= 0 and mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
-        self._drop_strays()
+        self._mail[-1].fail(LinkTimeout(reason))
+        self._mail[-1] = Mailbox()
         self._wake_waiting()
 
     def _drop_strays(self) -> None:
         """Drop messages without a session that came unasked, such as a Fault: they answer nothing asked later."""
         if not self._mail[-1].awaited:
             self._mail[-1] = Mailbox()
-
-    def waits(self) -> list[float]:
-        """Waiting times before each resend; their sum is the timeout."""
-        waits, wait_s = list[float](), min(RESEND_S, self.timeout_s)
-        while sum(waits) + wait_s < self.timeout_s:
-            waits.append(wait_s)
-            wait_s *= 2
-        return [*waits, self.timeout_s - sum(waits)]
 
     async def close(self) -> None:
         """Stop reading and close the link."""

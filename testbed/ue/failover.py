@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -60,6 +60,8 @@ class FailoverClient(Client):
         self._hello: Hello | None = None
         self._waited = WaitingTime(clock)
         """Without `PROGRESS` of any request."""
+        self._asked = WaitingTime(clock)
+        """For answers to handshakes, since the last one."""
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
@@ -139,6 +141,14 @@ class FailoverClient(Client):
     async def _rest(self, seconds: float) -> bool:
         with self._waited.of_one():
             return await super()._rest(seconds)
+
+    async def _answer(self, session: int, wait_s: float, late: Callable[[Message], bool]) -> Packet[Any]:
+        if session >= 0:
+            return await super()._answer(session, wait_s, late)
+        with self._asked.of_one():
+            packet = await super()._answer(session, wait_s, late)
+        self._asked.reset()
+        return packet
 
     @property
     def _busy(self) -> bool:
@@ -231,9 +241,12 @@ class FailoverClient(Client):
                 if station.silent(now_s, self._silence_s):
                     self._lose(station)
                 await self._probe(station)
-            if self._stations[self._at].welcome is None or not self._busy:
+            serves = self._stations[self._at].welcome is not None
+            if not (serves and self._busy):
                 self._waited.reset()
-            elif self._waited.seconds > self.timeout_s / 2:
+            if not serves:
+                self._asked.reset()
+            elif max(self._waited.seconds, self._asked.seconds) > self.timeout_s / 2:
                 self._avoid(self._stations[self._at], now_s)
             if self.welcome is not None:
                 self._choose(now_s)
@@ -266,9 +279,11 @@ class FailoverClient(Client):
             station.lose()
 
     def _avoid(self, station: StationState, now_s: float) -> None:
-        """Leave the serving station, which answers handshakes but goes on with no request, if there is another one."""
+        """Leave the serving station, which answers probes but goes on with no request or handshake, if there is another
+        one.
+        """
         if any(one.welcome is not None for one in self._stations if one is not station):
-            LOG.warning("%s has gone on with no request for %.0f s", station.address, self.timeout_s / 2)
+            LOG.warning("%s has gone on with nothing that was asked for %.0f s", station.address, self.timeout_s / 2)
             station.avoid(now_s, self.timeout_s)
 
     async def _leaves(self) -> bool:
@@ -313,6 +328,7 @@ class FailoverClient(Client):
         self._stations[number].serving_s = self.clock.time()
         self._epoch += 1
         self._waited.reset()
+        self._asked.reset()
         if self.welcome is not None:
             self.moves.append(self.serving)
             self._moved_on(f"{self.serving} serves now")

@@ -14,9 +14,9 @@ from testbed.clock import WallClock
 from testbed.errors import LinkTimeout
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import Packet
-from testbed.protocols.messages import Busy, Draft, Message, Open, Resync, Welcome
+from testbed.protocols.messages import Busy, Draft, Message, Open, Ping, Resync, Welcome
 from testbed.tasks import cancel
-from testbed.ue.failover import FailoverClient
+from testbed.ue.failover import PROBES, FailoverClient
 from testbed.ue.waiting.stations import StationState, WaitingTime, successor
 from tests.support.roaming import PROMPT, SILENCE_S, Site, decode, intercept, own, roaming, site, until
 
@@ -50,6 +50,26 @@ async def test_one_that_confirms_each_new_session(monkeypatch: pytest.MonkeyPatc
         for request in requests:
             assert (await request).token_ids == own(PROMPT, 20)
         assert client.moves[0] == where.addresses[1]
+
+
+async def test_one_that_answers_no_handshakes_but_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handshake before a request waited for its whole timeout, beside a station that would have answered it."""
+    async with site() as where, roaming(where, 3.0) as client:
+        unanswered = lambda message: isinstance(message, Ping) and message.token < PROBES  # noqa: E731
+        intercept(client._stations[0], unanswered, monkeypatch)
+        times = await client.rtt_s(5)
+        assert max(times[1:]) < 1.0 and client.moves == [where.addresses[1]]
+        assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+
+
+async def test_health_checks_without_an_answer_move_an_idle_ue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They said for ever that the base station does not answer, although another one would have served."""
+    async with site() as where, roaming(where, 2.0) as client:
+        unanswered = lambda message: isinstance(message, Ping) and message.token < PROBES  # noqa: E731
+        intercept(client._stations[0], unanswered, monkeypatch)
+        found = [await client.trouble(0.25) for _ in range(8)]
+        assert found[0] == "the BS does not answer" and found[-1] == ""
+        assert client.moves == [where.addresses[1]]
 
 
 def answer_all(client: FailoverClient, number: int, asked: type[Any], answer: Any, patch: pytest.MonkeyPatch) -> None:

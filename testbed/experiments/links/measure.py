@@ -22,6 +22,7 @@ from testbed.clock import Clock, WallClock
 from testbed.errors import BadInput, LinkTimeout, ProtocolError
 from testbed.protocols.codec import decode_downlink, encode
 from testbed.protocols.messages import Ping, Pong
+from testbed.protocols.ranges import check_ranges
 
 TIMEOUT_S = 10.0
 """Timeout of one handshake."""
@@ -124,13 +125,15 @@ async def handshake(link: Link, clock: Clock, token: int, timeout_s: float) -> H
     """
     start_s = clock.time()
     await link.send(encode(Ping(token=token)))
-    while True:
-        received = await link.recv(max(0.0, timeout_s - (clock.time() - start_s)))
+    while (left_s := timeout_s - (clock.time() - start_s)) > 0:  # also where other messages never cease
+        received = await link.recv(left_s)
         received_s = clock.time()
         with contextlib.suppress(ProtocolError):  # ignore anything that is not from a BS
             answer = decode_downlink(received.frames, received.size_bytes).message
+            check_ranges(answer)
             if isinstance(answer, Pong) and answer.token == token:
                 return Handshake(start_s, answer.time_s, received_s)
+    raise LinkTimeout(f"no answer within {timeout_s:g} s")
 
 
 def _check(bs: str, server: str | None, seconds: int, count: int, interface: str | None) -> tuple[str, int] | None:

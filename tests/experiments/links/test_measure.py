@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from testbed.channel.measuring.probe import Estimate
 from testbed.channel.measuring.wifi import WifiState, WifiStation
 from testbed.channel.server_link import ZmqServerLink
 from testbed.channel.spec import ChannelSpec
+from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput, LinkError, LinkTimeout
 from testbed.experiments.links import measure as module
@@ -27,6 +29,7 @@ from testbed.experiments.links.measure import handshakes, measure
 from testbed.experiments.runs import processes
 from testbed.protocols.codec import encode
 from testbed.protocols.messages import Busy, Pong
+from testbed.tasks import cancel
 from tests.support.refusals import refuse
 from tests.support.stations import station
 
@@ -142,6 +145,29 @@ async def test_only_the_answer_to_the_same_handshake_counts() -> None:
         await serving
     finally:
         serving.cancel()
+        link.close()
+
+
+@pytest.mark.parametrize("answer", [Pong(token=-1), Pong(token=0, time_s=1e308)])
+async def test_messages_that_never_cease_or_are_out_of_range_are_no_answer(answer: Pong) -> None:
+    """The wait lasted as long as there was always another message."""
+    link = ZmqServerLink("tcp://127.0.0.1:*")
+
+    async def flood() -> None:
+        peer, _ = await link.recv()
+        while True:
+            for _ in range(50):
+                await link.send(peer, encode(answer))
+            await asyncio.sleep(0)
+
+    flooding = asyncio.create_task(flood())
+    try:
+        began_s = time.monotonic()
+        with pytest.raises(LinkTimeout, match=r"did not answer within 0\.5 s"):
+            await within(20.0, handshakes(link.addresses[0], 1, 0.5))
+        assert time.monotonic() - began_s < 10
+    finally:
+        await cancel(flooding)
         link.close()
 
 
