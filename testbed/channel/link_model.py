@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import bisect
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ LEAST_MBPS, MOST_MBPS = 1e-6, 1e12
 """Least rate of a link, as of channel states: that of a constant one, or the mean of one that repeats. And the largest
 finite one.
 """
+LEAST_PIECE_S = 1e-9
+"""Shortest time for which a link's state lasts."""
 MOST_RTT_MS = 86_400e3
 """Longest RTT: the longest that a message can state."""
 
@@ -101,9 +104,9 @@ class Schedule:
         count = len(self.t_s)
         if not count or {len(self.rate_mbps), len(self.delay_s), len(self.per)} != {count}:
             raise BadInput("a schedule needs one rate, delay and packet error rate for each of its times")
-        if self.t_s[0] != 0 or any(b <= a for a, b in zip(self.t_s, self.t_s[1:], strict=False)):
-            raise BadInput("the times of a schedule must increase from 0")
-        if self.duration_s is not None and not self.t_s[-1] < self.duration_s < math.inf:
+        if self.t_s[0] != 0 or any(not b - a >= LEAST_PIECE_S for a, b in itertools.pairwise(self.t_s)):
+            raise BadInput(f"the times of a schedule must increase from 0, by {LEAST_PIECE_S:g} s or more")
+        if self.duration_s is not None and not LEAST_PIECE_S <= self.duration_s - self.t_s[-1] < math.inf:
             raise BadInput(f"a schedule of {self.t_s[-1]:g} s cannot repeat every {self.duration_s:g} s")
         for name, values in (("rate_mbps", self.rate_mbps), ("delay_s", self.delay_s)):
             if any(not value >= 0 for value in values):
@@ -147,7 +150,7 @@ class Schedule:
                 lap_bits = self._mean_mbps * 1e6 * self.duration_s
                 if bits > lap_bits:
                     laps = -(-bits // lap_bits) - 1
-                    start_s, bits = start_s + laps * self.duration_s, bits - laps * lap_bits
+                    start_s, bits = start_s + laps * self.duration_s, max(0.0, bits - laps * lap_bits)
             left_s = self._lasts_s[index]
 
     @cached_property

@@ -76,6 +76,8 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise BadInput(f"{name} must lie in [0, 1), not {value}")
+        if self.seed < 0:
+            raise BadInput(f"seed must not be negative, not {self.seed}")
         if (self.outage_s > 0) != (self.outage_every_s > 0) or (self.outage_s and self.outage_s >= self.outage_every_s):
             raise BadInput("outages need outage_every_s and an outage_s shorter than it")
         if (self.kind == "trace") != (self.file is not None):

@@ -20,8 +20,8 @@ Array = NDArray[np.float64]
 COLUMNS = ("t_s", "uplink_mbps", "downlink_mbps", "rtt_ms", "per_up", "per_down", "snr_db")
 OUTAGE_MBPS = 1e-3
 """Lower limit of the rates that `Trace.csi` returns, used for outages: a `Csi` needs positive rates."""
-LATEST_S = 1e9
-"""Largest time of a sample [s]."""
+LEAST_STEP_S, LATEST_S = 1e-6, 1e9
+"""Least time between samples, and the largest time of one [s]."""
 MOST = {"uplink_mbps": MOST_MBPS, "downlink_mbps": MOST_MBPS, "rtt_ms": MOST_RTT_MS}
 """Largest values of columns."""
 LONE_SAMPLE_S = 1.0
@@ -210,10 +210,10 @@ def _fault(columns: Mapping[str, Array]) -> tuple[int, str] | None:
     t_s = columns["t_s"]
     if t_s[0] != 0:
         return 0, f"t_s must begin at 0, not {t_s[0]:g}"
-    later = np.diff(t_s, prepend=-1.0) > 0
+    later = np.diff(t_s, prepend=-1.0) >= LEAST_STEP_S
     if not later.all():
         i = int(np.argmin(later))
-        return i, f"t_s must increase, but {t_s[i]:g} comes after {t_s[i - 1]:g}"
+        return i, f"t_s must increase by {LEAST_STEP_S:g} s or more, but {t_s[i]:g} comes after {t_s[i - 1]:g}"
     if math.isfinite(t_s[-1]) and t_s[-1] > LATEST_S:
         return len(t_s) - 1, f"t_s must be at most {LATEST_S:g}, not {t_s[-1]:g}"
     for name, values in columns.items():

@@ -22,19 +22,23 @@ from testbed.decision_head.instances import Instances
 from testbed.decision_head.settings import Relabelling
 
 Reals = NDArray[np.float64]
-MOST_DISTANCES = 2**22
-"""Distances that are in memory at once."""
 
 
 def smoothed_importance(critical: NDArray[np.bool_], order: NDArray[Any], tau: float) -> Reals:
     """[k] s_i = Σ_j y_j·exp(−|i − j|/τ_s) over an episode (eq. 28, errata), with i and j from `order` [k]."""
-    places, centres = order.astype(np.float64), order[critical]
-    size = max(1, MOST_DISTANCES // max(1, len(centres)))
-    importance: Reals = np.empty(len(places))
-    for start in range(0, len(places), size):
-        distance = np.abs(np.subtract.outer(places[start : start + size], centres))
-        importance[start : start + size] = np.exp(-distance / tau).sum(axis=1)
+    ranks = np.argsort(order, kind="stable")
+    labels, fades = critical[ranks].astype(np.float64), np.exp(-np.diff(order[ranks].astype(np.float64)) / tau)
+    importance: Reals = np.empty(len(order))
+    importance[ranks] = _faded(labels, fades) + _faded(labels[::-1], fades[::-1])[::-1] - labels
     return importance
+
+
+def _faded(labels: Reals, fades: Reals) -> Reals:
+    """[k] f_i = y_i + f_{i−1}·fade_{i−1}, for k − 1 fades."""
+    found = labels[:1].tolist()
+    for label, fade in zip(labels[1:].tolist(), fades.tolist(), strict=True):
+        found.append(label + found[-1] * fade)
+    return np.array(found)
 
 
 def policy(importance: Reals, critical: NDArray[np.bool_], multiplier: float, temperature: float) -> Reals:

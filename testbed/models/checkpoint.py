@@ -30,6 +30,25 @@ def writing(path: Path) -> Iterator[None]:
         raise TestbedError(f"cannot write {path}: {exc}") from exc
 
 
+def causal_lm(directory: Path, dtype: str = "float32") -> Any:
+    """The causal language model of a transformers directory, on the CPU.
+
+    Raises:
+        ModelError: see `stored_tensors`; or transformers cannot load it.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    stored_tensors(directory)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except Exception as exc:  # of many types, by what is damaged
+        reason = " ".join(str(exc).split())
+        raise ModelError(f"{directory}: transformers cannot load it: {reason}") from exc
+
+
 class Checkpoint:
     """Configuration and weights of a model directory.
 

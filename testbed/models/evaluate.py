@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from testbed.assets.model_directory import stored_tensors
-from testbed.errors import ModelError
+from testbed.models.checkpoint import causal_lm
 
 Keep = Callable[[list[int], list[list[int]]], list[bool]]
 """Judge of mismatches: (prompt indices, ids up to and including the drafted token) → whether each is kept."""
@@ -35,17 +33,9 @@ class BatchDecoder:
         """Load a transformers directory in float32.
 
         Raises:
-            ModelError: see `stored_tensors`; or transformers cannot load it.
+            ModelError: see `causal_lm`.
         """
-        stored_tensors(directory)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
-            )
-        except Exception as exc:  # of many types, by what is damaged
-            reason = " ".join(str(exc).split())
-            raise ModelError(f"{directory}: transformers cannot load it: {reason}") from exc
-        return cls(model.eval(), end_id)
+        return cls(causal_lm(directory).eval(), end_id)
 
     @property
     def parameters(self) -> int:

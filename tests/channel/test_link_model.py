@@ -154,6 +154,8 @@ def test_seeds_repeat_and_differ() -> None:
         (([0.0], [1.0, 2.0], [0.0], [0.0]), "one rate"),
         (([1.0], [1.0], [0.0], [0.0]), "increase from 0"),
         (([0.0, 0.0], [1.0] * 2, [0.0] * 2, [0.0] * 2), "increase from 0"),
+        (([0.0, 1e-310], [1.0] * 2, [0.0] * 2, [0.0] * 2), "by 1e-09 s or more"),
+        (([0.0, 1.0], [1.0] * 2, [0.0] * 2, [0.0] * 2, 1 + 1e-15), "cannot repeat"),
         (([0.0], [-1.0], [0.0], [0.0]), "rate_mbps must not be negative"),
         (([0.0], [math.nan], [0.0], [0.0]), "rate_mbps must not be negative"),
         (([0.0], [1.0], [math.inf], [0.0]), "finite"),
@@ -165,7 +167,7 @@ def test_seeds_repeat_and_differ() -> None:
         (([0.0], [1e-320], [0.0], [0.0]), "1e-06 Mbit/s or more in the long run, not 9.99989e-321"),
         (([0.0, 1.0], [1.0, 1e-320], [0.0] * 2, [0.0] * 2), "in the long run"),
         (([0.0, 1.0], [1e-320, 0.0], [0.0] * 2, [0.0] * 2, 2.0), "in the long run, not 4.99994e-321"),
-        (([0.0, 1e-300], [1.0, 0.0], [0.0] * 2, [0.0] * 2, 1.0), "in the long run, not 1e-300"),
+        (([0.0, 1e-7], [1.0, 0.0], [0.0] * 2, [0.0] * 2, 1.0), "in the long run, not 1e-07"),
     ],
 )
 def test_schedules_that_cannot_be(arguments: tuple[Any, ...], words: str) -> None:
@@ -194,7 +196,7 @@ def test_messages_do_not_overtake_each_other() -> None:
 
 
 @given(
-    st.lists(st.integers(-20, -3), min_size=2, max_size=6),
+    st.lists(st.integers(-8, -3), min_size=2, max_size=6),
     st.lists(st.floats(0.5, 50), min_size=7, max_size=7),
     st.booleans(),
     st.floats(0, 1e6),
@@ -202,7 +204,7 @@ def test_messages_do_not_overtake_each_other() -> None:
 def test_pieces_shorter_than_the_clock_resolves_end(
     powers: list[int], rates: list[float], loop: bool, start_s: float
 ) -> None:
-    """A trace with a step of 1e-16 s kept its relay from ending: late in a run, time went on by nothing."""
+    """A trace with short steps kept its relay from ending: late in a run, time went on by nothing."""
     starts = [0.0, *np.cumsum([10.0**power for power in powers]).tolist()]
     assume(all(b > a for a, b in itertools.pairwise(starts)))
     duration_s = starts.pop() if loop else None

@@ -49,6 +49,7 @@ def test_text_reads_back_as_it_was(spec: ChannelSpec) -> None:
         ("proxy", "use key=value"),
         ("kind=proxy,rtt_ms=1,rtt_ms=2", "given twice"),
         ("kind=proxy,rtt_ms=soon", "rtt_ms"),
+        ("kind=proxy,seed=-1", "seed must not be negative, not -1"),
         ("kind=proxy,rtt_ms=-1", "rtt_ms must be finite and not negative"),
         ("kind=virtual,rtt_ms=1e308", "rtt_ms must be at most 8.64e+07"),
         ("kind=proxy,uplink_mbps=0", "leave it out for no limit"),

@@ -85,6 +85,7 @@ def test_judged_problems_are_among_the_problems() -> None:
         ("tokenizer.json", WORDS, r"the tokenizer has no "),
         ("config.json", "[1]", "config.json"),
         ("config.json", '{"model_type": "llama", "hidden_size": "x"}', "config.json|cannot load it"),
+        ("generation_config.json", '{"pad_token_id": {}}', "transformers cannot load it"),
     ],
 )
 def test_a_damaged_pair_is_refused_in_one_line(file: str, content: str | None, said: str, tmp_path: Path) -> None:

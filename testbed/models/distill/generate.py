@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from testbed.assets.model_directory import stored_tensors
 from testbed.errors import EngineError
+from testbed.models.checkpoint import causal_lm
 
 
 class Generation(NamedTuple):
@@ -60,21 +60,13 @@ class BatchGenerator:
         device: torch device; None: a GPU if available.
 
     Raises:
-        ModelError: see `stored_tensors`.
-        EngineError: transformers could not load the model.
+        ModelError: see `causal_lm`.
     """
 
     def __init__(self, model: Path, dtype: str, vocab_size: int, device: str | None = None) -> None:
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._vocab_size = vocab_size
-        stored_tensors(model)
-        try:
-            made: Any = AutoModelForCausalLM.from_pretrained(
-                model, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True, trust_remote_code=False
-            )
-        except Exception as exc:
-            raise EngineError(f"transformers could not load {model}: {exc}") from exc
-        self._model = made.to(self._device).eval()
+        self._model = causal_lm(model, dtype).to(self._device).eval()
 
     def answers(self, prompts: Sequence[Sequence[int]], how: Generation) -> list[Generated]:
         """Answers to the prompts in order, all in one batch.

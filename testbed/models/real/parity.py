@@ -9,17 +9,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.assets.model_directory import stored_tensors
 from testbed.errors import BadInput, ModelError
 from testbed.files import whole_file
 from testbed.llama.context import LlamaContext, LlamaOptions
 from testbed.llama.origin import DIFFERENCE
+from testbed.models.checkpoint import causal_lm
 from testbed.models.export import DTypeName, export_gguf
 from testbed.models.problems import generate
 from testbed.models.real.from_gguf import from_gguf, quantisation
@@ -167,16 +167,8 @@ def _llama_outputs(llama: LlamaContext, ids: Sequence[int]) -> tuple[NDArray[np.
 def _transformers_outputs(model_dir: Path, ids: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The same from transformers."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    stored_tensors(model_dir)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, RuntimeError) as exc:
-        reason = " ".join(str(exc).split())
-        raise ModelError(f"{model_dir}: transformers cannot load it: {reason}") from exc
+    model = causal_lm(model_dir)
     with torch.inference_mode():
         hidden = model.model(torch.tensor([ids])).last_hidden_state
         return model.lm_head(hidden)[0].numpy(), hidden[0].numpy()

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
-from testbed.errors import EngineError
+from testbed.errors import ModelError
 from testbed.models.distill.generate import BatchGenerator, Generation
 from tests.support.models import make_model
 
@@ -58,5 +58,5 @@ def test_samples_follow_the_distribution_at_their_temperature(model: Path) -> No
 
 def test_a_model_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:
     (make_model("llama", tmp_path, 0) / "config.json").write_text("{}")
-    with pytest.raises(EngineError, match="could not load"):
+    with pytest.raises(ModelError, match="transformers cannot load it"):
         BatchGenerator(tmp_path, "float32", REAL)
