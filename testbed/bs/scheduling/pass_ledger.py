@@ -268,8 +268,9 @@ class PassLedger:
 
     def _budget_s(self) -> float | None:
         """Time for queueing and verification in a round of the UE whose fastest guaranteed speed leaves least, by its
-        own rounds as in admission. For `RECENT_S` after the last one ended, what it was then, since the session of a
-        UE's next request would wait for a long pass. None: there is none.
+        own rounds as in admission; by typical ones where its own could not be in time even alone. For `RECENT_S` after
+        the last one ended, what it was then, since the session of a UE's next request would wait for a long pass. None:
+        there is none.
         """
         fastest = dict[bytes, float]()
         for session in self._sessions:
@@ -278,11 +279,12 @@ class PassLedger:
                 fastest[ue] = max(session.speed_tps, fastest.get(ue, 0.0))
         if not fastest:
             return self._budget[0] if self._budget and self._recently(self._last.now_s) else None
-        rounds = self._averages.expected_values(list(fastest)).tolist()
-        left_s = [
-            committed / speed_tps - draft_s - network_s
-            for (_, _, committed, draft_s, network_s), speed_tps in zip(rounds, fastest.values(), strict=True)
-        ]
+        *rounds, typical = self._averages.expected_values([*fastest, None]).tolist()
+        left_s = []
+        for own, speed_tps in zip(rounds, fastest.values(), strict=True):
+            alone_s = self._estimator.coefficients.alone_s(own[0], own[1]) if self._estimator else 0.0
+            own_s, typical_s = (one[2] / speed_tps - one[3] - one[4] for one in (own, typical))
+            left_s.append(own_s if own_s > alone_s else typical_s)
         self._budget = min(left_s), self._last.now_s
         return self._budget[0]
 

@@ -358,6 +358,20 @@ def test_large_batches_of_others_leave_a_promise_to_the_few_that_ask() -> None:
     assert ledger.admit((b"ue", 1), message) is None
 
 
+def test_a_guarantee_that_cannot_be_kept_even_alone_makes_no_pass_short() -> None:
+    """A UE whose own time took that of its guarantee had the prompts of others come in many pieces."""
+    table = SessionTable()
+    ledger = PassLedger(table, Fcfs(), OnlineEstimator(Coefficients(1e-3, 0.0, 0.0, 0.02)))
+    table.open((b"slow", 1), np.zeros(9, np.int32), protocol("greedy"), 0.0, 64, 0, speed_tps=4.0)
+    for slow_s in (0.8, 0.26):
+        for ue, draft_s in ((b"slow", slow_s), (b"one", 0.05), (b"two", 0.05)):
+            for _ in range(2000):
+                ledger._averages.add(ue, (5.0, 9.0, 3.0, draft_s, 0.04), 1, 1, 5)
+        rounds = ledger._averages.expected(b"slow" if slow_s == 0.26 else None)
+        left_s = rounds.committed / 4 - rounds.draft_s - rounds.network_s
+        assert ledger._budget_s() == pytest.approx(left_s) and left_s > 0.3
+
+
 @pytest.mark.parametrize("speeds", [[8.0], [8.0, 0.01], [0.01, 8.0, 2.0]])
 def test_passes_leave_each_ue_the_time_of_its_own_rounds(speeds: list[float]) -> None:
     """A second UE's guarantee, however low, had passes last as long as typical rounds allowed: those of a UE with few
