@@ -157,10 +157,11 @@ class Client:
         raise LinkTimeout(f"{said} (is it running, and is the address right?)")
 
     async def _answer(self, session: int, wait_s: float, late: Callable[[Message], bool]) -> Packet[Any]:
-        """The first message that is not `late`, within `wait_s` in all."""
-        until_s = self.clock.time() + wait_s
+        """The first message that is not `late`, within `wait_s` in all, or until another BS serves."""
+        until_s, mailbox = self.clock.time() + wait_s, self._mail[session]
         while late((packet := await self.receive(session, until_s - self.clock.time())).message):
-            pass
+            if self._mail[session] is not mailbox:
+                raise LinkTimeout("another BS serves")
         return packet
 
     def _note_silence(self, waited_s: float) -> float:

@@ -23,7 +23,15 @@ from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pon
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
-from testbed.ue.waiting.stations import PROGRESS, StationLink, StationState, WaitingTime, common, successor
+from testbed.ue.waiting.stations import (
+    PROGRESS,
+    HandshakeTime,
+    StationLink,
+    StationState,
+    WaitingTime,
+    common,
+    successor,
+)
 
 LOG = logging.getLogger(__name__)
 PROBE_S = 1.0
@@ -60,8 +68,7 @@ class FailoverClient(Client):
         self._hello: Hello | None = None
         self._waited = WaitingTime(clock)
         """Without `PROGRESS` of any request."""
-        self._asked = WaitingTime(clock)
-        """For answers to handshakes, since the last one."""
+        self._asked = HandshakeTime(clock)
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
@@ -108,6 +115,8 @@ class FailoverClient(Client):
         """Send one message to the serving station; returns its size in bytes."""
         if self._epoch and (session := getattr(message, "session", -1)) >= 0:
             message = replace(message, session=session + self._epoch * EPOCH)
+        if isinstance(message, Ping):
+            self._asked.sent(message.token)
         station = self._stations[self._at]
         with contextlib.suppress(LinkError):  # queue full: the message is sent again, perhaps to the next station
             sent = await station.link.send(encode(message, arrays))
@@ -146,9 +155,7 @@ class FailoverClient(Client):
         if session >= 0:
             return await super()._answer(session, wait_s, late)
         with self._asked.of_one():
-            packet = await super()._answer(session, wait_s, late)
-        self._asked.reset()
-        return packet
+            return await super()._answer(session, wait_s, late)
 
     @property
     def _busy(self) -> bool:
@@ -225,6 +232,8 @@ class FailoverClient(Client):
                 return
             if epoch:
                 packet = Packet(replace(message, session=session), packet.arrays, packet.size_bytes)
+        if isinstance(message, Pong):
+            self._asked.answered(message.token)
         if (mailbox := self._mail.get(session)) is not None:
             mailbox.put(packet)
             if session >= 0 and isinstance(message, PROGRESS):

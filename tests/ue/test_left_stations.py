@@ -14,7 +14,7 @@ from testbed.clock import WallClock
 from testbed.errors import LinkTimeout
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import Packet
-from testbed.protocols.messages import Busy, Draft, Message, Open, Ping, Resync, Welcome
+from testbed.protocols.messages import Busy, Draft, Message, Open, Ping, Pong, Resync, Welcome
 from testbed.tasks import cancel
 from testbed.ue.failover import PROBES, FailoverClient
 from testbed.ue.waiting.stations import StationState, WaitingTime, successor
@@ -60,6 +60,41 @@ async def test_one_that_answers_no_handshakes_but_probes(monkeypatch: pytest.Mon
         times = await client.rtt_s(5)
         assert max(times[1:]) < 1.0 and client.moves == [where.addresses[1]]
         assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+
+
+async def test_one_that_answers_a_handshake_with_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The move came while the UE looked at such an answer, and the rest of the wait was for the new station's."""
+    async with site() as where, roaming(where, 3.0) as client:
+
+        def other(message: Message) -> bool:
+            return isinstance(message, Ping) and message.token < PROBES
+
+        async def flood() -> None:
+            while not client.moves:
+                client._deliver(Packet(Pong(token=2**40), {}, 0))
+                await asyncio.sleep(0)
+
+        intercept(client._stations[0], other, monkeypatch)
+        flooding = asyncio.create_task(flood())
+        assert len(await client.rtt_s(3)) == 3 and client.moves == [where.addresses[1]]
+        await flooding
+
+
+async def test_answers_that_come_after_their_health_check_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UEs on slow links went from station to station, in the middle of requests."""
+    async with site() as where, roaming(where, 1.0) as client:
+        loop = asyncio.get_running_loop()
+
+        def later(message: Message) -> bool:
+            if own_ping := isinstance(message, Ping) and message.token < PROBES:
+                loop.call_later(0.2, client._deliver, Packet(Pong(token=message.token), {}, 0))
+            return own_ping
+
+        intercept(client._stations[0], later, monkeypatch)
+        for _ in range(15):
+            assert await client.trouble(0.1) == "the BS does not answer"
+            await asyncio.sleep(0.12)
+        assert client.moves == []
 
 
 async def test_health_checks_without_an_answer_move_an_idle_ue(monkeypatch: pytest.MonkeyPatch) -> None:

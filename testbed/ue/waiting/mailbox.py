@@ -21,6 +21,8 @@ class Mailbox:
         self._packets: deque[Packet[Any]] = deque()
         self._bytes = 0
         self._arrival: asyncio.Future[None] | None = None
+        self.awaited = False
+        """Whether a reader is waiting."""
 
     def put(self, packet: Packet[Any]) -> None:
         """Add a packet and wake the reader; drops the packet if the mailbox is full."""
@@ -35,30 +37,30 @@ class Mailbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_exception(error)
 
-    @property
-    def awaited(self) -> bool:
-        """Whether a reader is waiting."""
-        return self._arrival is not None
-
     async def get(self, timeout_s: float) -> Packet[Any]:
         """Remove and return the oldest packet; other tasks run meanwhile, though there is one.
 
         Raises:
             asyncio.TimeoutError: none came in time.
         """
-        if not self._packets:
-            self._arrival = arrival = (loop := asyncio.get_running_loop()).create_future()
-            timer = loop.call_later(timeout_s, _expire, arrival)
-            try:
-                await arrival
-            finally:
-                timer.cancel()
-                self._arrival = None
-        else:
-            await asyncio.sleep(0)
+        self.awaited = True
+        try:
+            await (asyncio.sleep(0) if self._packets else self._arrives(timeout_s))
+        finally:
+            self.awaited = False
         packet = self._packets.popleft()
         self._bytes -= packet.size_bytes
         return packet
+
+    async def _arrives(self, timeout_s: float) -> None:
+        """Wait for a packet."""
+        self._arrival = arrival = (loop := asyncio.get_running_loop()).create_future()
+        timer = loop.call_later(timeout_s, _expire, arrival)
+        try:
+            await arrival
+        finally:
+            timer.cancel()
+            self._arrival = None
 
 
 def _expire(arrival: asyncio.Future[None]) -> None:

@@ -58,6 +58,25 @@ class WaitingTime:
             self._since_s = self._clock.time()
 
 
+class HandshakeTime(WaitingTime):
+    """Time in which handshakes have waited since the last answer, which need not have come in time for its reader."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._unanswered = range(0)
+        """Tokens that may still be answered, each once."""
+
+    def sent(self, token: int) -> None:
+        """Note that a handshake was sent; tokens count up."""
+        self._unanswered = range(self._unanswered.start, token + 1)
+
+    def answered(self, token: int) -> None:
+        """Begin anew if this answers a handshake that was sent."""
+        if token in self._unanswered:
+            self._unanswered = range(token + 1, self._unanswered.stop)
+            self.reset()
+
+
 def common(welcomes: Sequence[Welcome]) -> Welcome:
     """The first of several stations' welcomes, with the windows, tokens and protocols that all of them take."""
     first = welcomes[0]
