@@ -207,6 +207,8 @@ def _reports(orders: Sequence[UeOrder], directory: Path) -> list[Report]:
         while (alive := [p.sentinel for p in processes if p.is_alive()]) and time.monotonic() < end_s:
             wait(alive, WATCH_S)
             check_serving()
+            if any(process.exitcode for process in processes):
+                break
     finally:
         stop_all(processes)
     if dead := [path for path in paths if not path.exists()]:

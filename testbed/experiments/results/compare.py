@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import BadInput
 from testbed.experiments.results.directory import read_summary
-from testbed.experiments.results.files import read_requests
+from testbed.experiments.results.files import REQUESTS, read_requests
 
 Row = Mapping[str, Any]
 POINTS = "points"
@@ -23,7 +23,7 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
         `missing` and `more`: rows that only one of the two has.
 
     Raises:
-        BadInput: not a run directory.
+        BadInput: not a run directory, or its outputs cannot be read.
     """
     old, new = (_rows(read_summary(run)["rows"]) for run in (before, after))
     both = [name for name in old if name in new]
@@ -67,11 +67,10 @@ def _columns(name: str, old: Row, new: Row) -> list[dict[str, Any]]:
 
 
 def _outputs(before: Path, after: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Number of outputs in both runs, and those that differ."""
-    try:
-        old, new = (_tokens(read_requests(run).to_pylist()) for run in (before, after))
-    except BadInput:
+    """Number of outputs in both runs, and those that differ; none where neither run keeps outputs."""
+    if not any(os.path.lexists(run / REQUESTS) for run in (before, after)):
         return 0, []
+    old, new = (_tokens(read_requests(run).to_pylist()) for run in (before, after))
     both = [key for key in old if key in new]
     return len(both), [{"method": m, "request": r} for m, r in both if old[m, r] != new[m, r]]
 

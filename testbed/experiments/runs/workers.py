@@ -48,7 +48,7 @@ def pool_of(
         raise EngineError(f"worker processes need semaphores, which are in /dev/shm on Linux: {reason}") from exc
     over = threading.Event()
     watching = started_threads(1, "stopped workers")
-    watching.submit(_kill_stopped, context.started, over)
+    watching.submit(_watch, pool, context.started, over)
     try:
         yield pool
     except BaseException as exc:
@@ -77,10 +77,18 @@ class _Context(SpawnContext):
         return process
 
 
-def _kill_stopped(processes: list[SpawnProcess], over: threading.Event) -> None:
-    """Kill processes that have been stopped for long: what waits for them would wait for ever."""
+def _watch(pool: futures.ProcessPoolExecutor, processes: list[SpawnProcess], over: threading.Event) -> None:
+    """Kill processes that have been stopped for long, and fail what waits for a pool whose own thread has died: what
+    waits for them would wait for ever.
+    """
     since_s = dict[int, float | None]()
     while not over.wait(WATCH_S):
+        manager: Any = pool._executor_manager_thread
+        if manager is not None and not manager.is_alive():
+            error = EngineError("the thread that hands out work has died; allow more processes (ulimit -u)")
+            for item in list(pool._pending_work_items.values()):
+                with contextlib.suppress(futures.InvalidStateError):
+                    item.future.set_exception(error)
         for process in list(processes):
             if not (pid := process.pid):
                 continue

@@ -16,13 +16,13 @@ import pytest
 
 from testbed.bs.scheduling.registry import SCHEDULERS
 from testbed.cli.capacity import combined
-from testbed.errors import BadInput
+from testbed.errors import BadInput, EngineError
 from testbed.experiments.capacity import real
 from testbed.experiments.capacity.pooled import pooled
 from testbed.experiments.capacity.real import _orders, _serving
 from testbed.experiments.capacity.real_config import RealConfig, real_system
 from testbed.experiments.capacity.real_tally import tally
-from testbed.experiments.capacity.real_ue import Report, Response, UeRound
+from testbed.experiments.capacity.real_ue import Report, Response, UeOrder, UeRound
 from testbed.experiments.capacity.tally import ClassCount
 from testbed.ue.windows.fixed import FIXED
 
@@ -138,6 +138,23 @@ def test_seeds_are_pooled_with_the_first_system_where_there_is_no_baseline() -> 
     base, found = pooled(rows, 0.05)
     assert "goodput_tps_verdict" not in base and found["goodput_tps_verdict"] == "ahead"
     assert (found["seeds"], found["judged"], found["class_verdict"]) == (3, 3, "undecided")
+
+
+def ends_at_once(order: UeOrder, path: Path) -> None:
+    """A UE process that something else ends, or one that goes on for a minute."""
+    if not order.number:
+        os._exit(1)
+    time.sleep(60)
+
+
+def test_a_ue_that_something_ended_ends_the_load_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It was seen when all other UEs had ended."""
+    monkeypatch.setattr(real, "run_ue", ends_at_once)
+    orders = _orders(RealConfig(), "fcfs-cache", 0, ["tcp://127.0.0.1:1"] * 2, tmp_path, time.monotonic())
+    began_s = time.monotonic()
+    with pytest.raises(EngineError, match="UE processes ended without a report"):
+        real._reports(orders, tmp_path)
+    assert time.monotonic() - began_s < 30
 
 
 def test_a_base_station_that_stood_still_is_told_of_and_stored(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import multiprocessing.queues
 import os
 import signal
 import threading
 import time
+from concurrent import futures
 
 import pytest
 
@@ -50,6 +52,24 @@ def test_a_process_that_stays_stopped_is_killed(
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
         assert not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_pool_whose_own_thread_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one thread too few was allowed, sweeps and searches for capacities waited for ever."""
+
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(multiprocessing.queues.Queue, "_start_thread", none_left)
+
+    def command() -> None:
+        with pool_of(2, "killed") as pool:
+            for future in futures.as_completed([pool.submit(os.getpid) for _ in range(5)], timeout=30):
+                future.result()
+
+    with pytest.raises(EngineError, match="has died; allow more processes"):
+        command()
 
 
 def test_processes_of_others_go_on() -> None:

@@ -87,6 +87,18 @@ def test_other_outputs_are_named(sweep: Path, tmp_path: Path) -> None:
     assert found["different"] == [{"row": path.parent.name, "method": "greedy", "request": rows[1]["request"]}]
 
 
+@pytest.mark.parametrize("content", [b"no parquet", None])
+def test_outputs_that_cannot_be_read_are_not_the_same(sweep: Path, content: bytes | None, tmp_path: Path) -> None:
+    """They were left out of the comparison, which found no difference."""
+    damaged = shutil.copytree(sweep, tmp_path / "damaged")
+    path = next(damaged.glob("points/*/requests.parquet"))
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    for two in ((sweep, damaged), (damaged, sweep)):
+        refuse(lambda two=two: compare(*two), BadInput, str(path.parent), path.name)
+
+
 def test_a_demo_and_a_ue_run_are_told_apart(tmp_path: Path) -> None:
     save(RUN, tmp_path / "config.yaml")
     assert config_of(tmp_path) == ("demo", RUN)
