@@ -210,7 +210,7 @@ def _fault(columns: Mapping[str, Array]) -> tuple[int, str] | None:
     t_s = columns["t_s"]
     if t_s[0] != 0:
         return 0, f"t_s must begin at 0, not {t_s[0]:g}"
-    later = np.diff(t_s, prepend=-1.0) >= LEAST_STEP_S
+    later = np.diff(t_s, prepend=-1.0) >= 0.999 * LEAST_STEP_S  # differences are rounded
     if not later.all():
         i = int(np.argmin(later))
         return i, f"t_s must increase by {LEAST_STEP_S:g} s or more, but {t_s[i]:g} comes after {t_s[i - 1]:g}"

@@ -81,6 +81,12 @@ def test_channel_state_says_where_it_comes_from_and_when() -> None:
     assert (second.uplink_mbps, second.per_up, second.snr_db, second.time_s) == (OUTAGE_MBPS, 0.2, 12.5, 3.0)
 
 
+def test_samples_may_be_a_microsecond_apart() -> None:
+    steps = np.arange(1000) * 1e-6  # differences are rounded
+    ones = np.ones(1000)
+    assert len(Trace(steps, ones, ones, ones, 0 * ones, 0 * ones, ones)) == 1000
+
+
 def test_means_are_over_time_and_over_what_is_known() -> None:
     one = trace([0.0, 1.0, 4.0], uplink_mbps=[7.0, 14.0, 0.0], snr_db=[math.nan, 10.0, 20.0])
     means = one.means()

@@ -13,6 +13,7 @@ from typing import Literal
 from testbed.channel.tc.commands import Command, Kind
 from testbed.channel.tc.links import Egress, Namespaces, Qdisc
 from testbed.channel.tc.offloads import MOST_SEGMENTS, OFFLOADS
+from testbed.channel.tc.pair import MOST_PAIRS
 from testbed.channel.tc.run import Say, undo
 from testbed.channel.tc.shape import Duplex, LinkShape
 from testbed.channel.trace import Trace
@@ -63,8 +64,8 @@ class TcConfig(Config, frozen=True):
     def __post_init__(self) -> None:
         if (self.interface is None) == (self.namespaces == 0):
             raise BadInput("give an interface, or a number of namespaces")
-        if self.namespaces < 0:
-            raise BadInput(f"the number of namespaces must be positive, not {self.namespaces}")
+        if not 0 <= self.namespaces <= MOST_PAIRS:
+            raise BadInput(f"the number of namespaces must lie in 1..{MOST_PAIRS}, not {self.namespaces}")
         if self.destinations and self.interface is None:
             raise BadInput("destinations need an interface; namespaces have a link each anyway")
         if self.seconds is not None and not 0 < self.seconds < math.inf:

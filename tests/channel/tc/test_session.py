@@ -91,7 +91,9 @@ def test_runs_that_make_no_sense() -> None:
     trace = trace_of([0], [5])
     refuse(lambda: dry(TcConfig(namespaces=1, rtt_ms=5), trace), BadInput, "trace")
     refuse(lambda: dry(TcConfig(namespaces=1, rtt_ms=5, qdisc="tbf")), BadInput, "netem")
-    refuse(lambda: dry(TcConfig(namespaces=MOST_PAIRS + 1)), BadInput, str(MOST_PAIRS))
+    refuse(lambda: dry(TcConfig(namespaces=MOST_PAIRS, first=1)), BadInput, str(MOST_PAIRS))
+    for many in (MOST_PAIRS + 1, 10**21):
+        refuse(lambda many=many: TcConfig(namespaces=many), BadInput, str(MOST_PAIRS))
     refuse(lambda: dry(TcConfig(interface="eth1", destinations=("10.0.0.2",))), BadInput, "rate")
     refuse(lambda: Namespaces([]), BadInput, "one UE")
 
