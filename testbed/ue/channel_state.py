@@ -117,12 +117,10 @@ class HandshakeChannel:
 
     def __init__(self, handshake: Handshake, assumed: Csi, clock: Clock) -> None:
         self._handshake, self._csi, self._clock, self._start_s = handshake, assumed, clock, clock.time()
-        self._lock = asyncio.Lock()
 
     async def begin(self) -> None:
         """Measure the RTT."""
-        async with self._lock:
-            rtt_s = await self._handshake()
+        rtt_s = await self._handshake()
         time_s = single(self._clock.time() - self._start_s)
         self._csi = msgspec.structs.replace(self._csi, rtt_ms=single(rtt_s * 1e3), time_s=time_s, source="handshake")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from testbed.channel.link import Link
@@ -38,7 +37,10 @@ class Client:
 
     def __init__(self, link: Link, clock: Clock, first_session: int, timeout_s: float = 60.0) -> None:
         self._link, self.clock, self.timeout_s = link, clock, timeout_s
-        self._mail: dict[int, Mailbox] = {-1: Mailbox()}
+        self._mail: dict[int, Mailbox] = {}
+        """Messages of each session."""
+        self._answers: dict[int | None, Mailbox] = {}
+        """Answers to handshakes that are under way, by token; None: to the greeting."""
         self._numbers = itertools.count(first_session)
         self._pings = itertools.count()
         self._reader: asyncio.Task[None] | None = None
@@ -61,7 +63,7 @@ class Client:
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._lost)
         hello = Hello(version=VERSION, tokenizer=tokenizer, vocab_size=vocab_size)
-        packet = await self.ask(-1, hello)
+        packet = await self.ask(hello)
         if isinstance(packet.message, Fault):
             raise ModelError(f"the BS refuses: {packet.message.reason}")
         if not isinstance(packet.message, Welcome):
@@ -82,10 +84,9 @@ class Client:
     async def rtt_s(self, count: int = 5) -> list[float]:
         """Round-trip times of `count` successive handshakes."""
         times = []
-        self._drop_strays()
         for token in itertools.islice(self._pings, count):
             start_s = self.clock.time()
-            packet = await self.ask(-1, Ping(token=token), functools.partial(_late, token=token))
+            packet = await self.ask(Ping(token=token))
             if not isinstance(packet.message, Pong):
                 raise ProtocolError(f"expected Pong, got {type(packet.message).__name__}")
             times.append(self.clock.time() - start_s)
@@ -95,11 +96,8 @@ class Client:
         """Why the BS cannot be used: it does not answer a handshake in time, or serves something else than at the
         greeting; empty: it can. Silence is logged as that of any wait.
         """
-        token = next(self._pings)
-        self._drop_strays()
         try:
-            await self.send(Ping(token=token, served=self.served))
-            message = (await self._answer(-1, within_s, functools.partial(_late, token=token))).message
+            message = (await self.ask(Ping(token=next(self._pings), served=self.served), within_s)).message
         except LinkError:
             return "the BS does not answer"
         return message.reason if isinstance(message, Fault) else ""
@@ -119,19 +117,22 @@ class Client:
         return await self._link.send(encode(message, arrays))
 
     async def receive(self, session: int, timeout_s: float) -> Packet[Any]:
-        """Next message of a session (-1: messages without a session).
+        """Next message of a session.
 
         Raises:
             LinkTimeout: no message in time.
             LinkError: the connection is closed.
         """
+        return await self._get(self._mail[session], timeout_s)
+
+    async def _get(self, mailbox: Mailbox, timeout_s: float) -> Packet[Any]:
         if self._reader is None or self._reader.done():
             error = self._reader.exception() if self._reader and not self._reader.cancelled() else None
             raise LinkError("the connection is closed") from error
         if timeout_s <= 0:  # also where messages never cease
             raise LinkTimeout(f"the BS gave no answer to this request within {self.timeout_s:g} s")
         try:
-            packet = await self._mail[session].get(timeout_s)
+            packet = await mailbox.get(timeout_s)
         except asyncio.TimeoutError as exc:
             silence_s = self._note_silence(timeout_s)
             raise LinkTimeout(f"the BS did not answer within {silence_s:.3g} s") from exc
@@ -141,28 +142,31 @@ class Client:
             self._warned = False
         return packet
 
-    async def ask(
-        self, session: int, message: Message, late: Callable[[Message], bool] = lambda message: False
-    ) -> Packet[Any]:
-        """Send a message and return the first answer that is not `late`; resends it until the timeout, each time after
-        twice as long, and at once where another BS takes over.
-        """
-        until_s, wait_s = self.clock.time() + self.timeout_s, RESEND_S
-        while (left_s := until_s - self.clock.time()) > 0:
-            await self.send(message)
-            with contextlib.suppress(LinkTimeout):
-                return await self._answer(session, min(wait_s, left_s), late)
-            wait_s *= 2
-        said = f"the BS did not answer within {self.timeout_s:g} s"
-        raise LinkTimeout(f"{said} (is it running, and is the address right?)")
+    async def ask(self, message: Hello | Ping, timeout_s: float | None = None) -> Packet[Any]:
+        """Send a message without a session and return its answer; resends it until the timeout, each time after twice
+        as long, and at once where another BS takes over. Several may be under way at once.
 
-    async def _answer(self, session: int, wait_s: float, late: Callable[[Message], bool]) -> Packet[Any]:
-        """The first message that is not `late`, within `wait_s` in all, or until another BS serves."""
-        until_s, mailbox = self.clock.time() + wait_s, self._mail[session]
-        while late((packet := await self.receive(session, until_s - self.clock.time())).message):
-            if self._mail[session] is not mailbox:
-                raise LinkTimeout("another BS serves")
-        return packet
+        Raises:
+            LinkTimeout: no answer within `timeout_s`; None: that of the client.
+            LinkError: the connection is closed.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        until_s, wait_s = self.clock.time() + timeout_s, RESEND_S
+        token = message.token if isinstance(message, Ping) else None
+        mailbox = self._answers[token] = Mailbox()
+        try:
+            while (left_s := until_s - self.clock.time()) > 0:
+                moved = self._moved
+                await self.send(message)
+                if self._moved is not moved:  # while it was sent
+                    continue
+                with contextlib.suppress(LinkTimeout):
+                    return await self._get(mailbox, min(wait_s, left_s))
+                wait_s *= 2
+        finally:
+            del self._answers[token]
+        said = f"the BS did not answer within {timeout_s:g} s"
+        raise LinkTimeout(f"{said} (is it running, and is the address right?)")
 
     def _note_silence(self, waited_s: float) -> float:
         """Seconds without an answer. Warns once where a person waits in vain; in virtual time nobody does."""
@@ -195,16 +199,11 @@ class Client:
     def _moved_on(self, reason: str) -> None:
         """Another BS serves now: end waits for the previous one, those of sessions with a Resync."""
         for session, mailbox in self._mail.items():
-            if session >= 0 and mailbox.awaited:
+            if mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
-        self._mail[-1].fail(LinkTimeout(reason))
-        self._mail[-1] = Mailbox()
+        for mailbox in self._answers.values():
+            mailbox.fail(LinkTimeout(reason))
         self._wake_waiting()
-
-    def _drop_strays(self) -> None:
-        """Drop messages without a session that came unasked, such as a Fault: they answer nothing asked later."""
-        if not self._mail[-1].awaited:
-            self._mail[-1] = Mailbox()
 
     async def close(self) -> None:
         """Stop reading and close the link."""
@@ -222,7 +221,7 @@ class Client:
 
     def _fail(self, error: LinkError) -> None:
         """End all waits."""
-        for mailbox in self._mail.values():
+        for mailbox in (*self._mail.values(), *self._answers.values()):
             mailbox.fail(error)
         self._wake_waiting()
 
@@ -237,10 +236,17 @@ class Client:
             except LinkError as exc:  # the BS broke a bound
                 self._fail(exc)
                 continue
-            if (mailbox := self._mail.get(getattr(packet.message, "session", -1))) is not None:
+            self._put(packet)
+
+    def _put(self, packet: Packet[Any]) -> None:
+        """Hand a message to whoever waits for it; a refusal without a session, to all that wait for such an answer."""
+        message = packet.message
+        if (session := getattr(message, "session", -1)) >= 0:
+            found = [self._mail.get(session)]
+        elif isinstance(message, Fault):
+            found = [*self._answers.values()]
+        else:
+            found = [self._answers.get(getattr(message, "token", None))]
+        for mailbox in found:
+            if mailbox is not None:
                 mailbox.put(packet)
-
-
-def _late(message: Message, token: int) -> bool:
-    """Whether a message answers an earlier handshake, or is a duplicate Welcome."""
-    return isinstance(message, Welcome) or (isinstance(message, Pong) and message.token != token)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -125,15 +125,15 @@ class FailoverClient(Client):
         return 0
 
     async def receive(self, session: int, timeout_s: float) -> Packet[Any]:
-        """Next message of a session (-1: messages without a session).
+        """Next message of a session.
 
         Raises:
             LinkTimeout: no message in time; says why no other station serves, if one answers.
         """
         try:
-            with self._waited.of_one() if session >= 0 else contextlib.nullcontext():
+            with self._waited.of_one():
                 packet = await super().receive(session, timeout_s)
-            if session >= 0 and isinstance(packet.message, Fault) and await self._leaves():
+            if isinstance(packet.message, Fault) and await self._leaves():
                 return Packet(Resync(session=session, reason=packet.message.reason), {}, 0)
             return packet
         except LinkTimeout as exc:
@@ -151,16 +151,15 @@ class FailoverClient(Client):
         with self._waited.of_one():
             return await super()._rest(seconds)
 
-    async def _answer(self, session: int, wait_s: float, late: Callable[[Message], bool]) -> Packet[Any]:
-        if session >= 0:
-            return await super()._answer(session, wait_s, late)
+    async def ask(self, message: Hello | Ping, timeout_s: float | None = None) -> Packet[Any]:
+        """See `Client.ask`."""
         with self._asked.of_one():
-            return await super()._answer(session, wait_s, late)
+            return await super().ask(message, timeout_s)
 
     @property
     def _busy(self) -> bool:
         """Whether a request is under way."""
-        return self._waited.goes_on or any(session >= 0 for session in self._mail)
+        return self._waited.goes_on or bool(self._mail)
 
     @property
     def _addresses(self) -> list[str]:
@@ -234,11 +233,10 @@ class FailoverClient(Client):
                 packet = Packet(replace(message, session=session), packet.arrays, packet.size_bytes)
         if isinstance(message, Pong):
             self._asked.answered(message.token)
-        if (mailbox := self._mail.get(session)) is not None:
-            mailbox.put(packet)
-            if session >= 0 and isinstance(message, PROGRESS):
-                self._waited.reset()
-                self._stations[self._at].go_on(self.clock.time(), self.timeout_s)
+        self._put(packet)
+        if session in self._mail and isinstance(message, PROGRESS):
+            self._waited.reset()
+            self._stations[self._at].go_on(self.clock.time(), self.timeout_s)
 
     # ------------------------------------------------------------ choosing the serving station
 
@@ -313,7 +311,7 @@ class FailoverClient(Client):
         station, hello = self._stations[self._at], self._hello
         known, until_s = station.welcome, self.clock.time() + PROBE_S
         others = any(one.welcome is not None for one in self._stations if one is not station)
-        if hello is None or not others or sum(session >= 0 for session in self._mail) > 1:
+        if hello is None or not others or len(self._mail) > 1:
             return False
         await station.link.send(encode(hello))
         while station.welcome is known and (left_s := until_s - self.clock.time()) > 0:

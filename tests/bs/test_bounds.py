@@ -183,7 +183,7 @@ async def test_who_greets_again_under_its_identity_frees_what_it_had() -> None:
             number = one.new_session()
             assert isinstance(await ask(one, number, opening(number), IDS), Opened)
         assert len(bs._intake.sessions) == 2
-        await ue.ask(-1, Hello(version=VERSION, tokenizer="", vocab_size=VOCAB))
+        await ue.ask(Hello(version=VERSION, tokenizer="", vocab_size=VOCAB))
         assert [key[0] for key in bs._intake.sessions._sessions] == [other._link.identity]  # type: ignore[attr-defined]
 
 

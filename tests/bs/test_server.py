@@ -382,7 +382,7 @@ async def test_sessions_are_bounded_per_peer() -> None:
 )
 async def test_a_greeting_that_does_not_fit_is_refused(hello: Hello, reason: str) -> None:
     async with station() as (_, address), client(address) as connection:
-        answer = (await connection.ask(-1, hello)).message
+        answer = (await connection.ask(hello)).message
     assert isinstance(answer, Fault) and reason in answer.reason
 
 

@@ -109,6 +109,22 @@ async def test_what_came_unasked_answers_no_later_question() -> None:
     await client.close()
 
 
+class Later(Twice):
+    """A link to a BS whose answers take 20 ms."""
+
+    def answer(self, message: Any) -> None:
+        asyncio.get_running_loop().call_later(0.02, super().answer, message)
+
+
+async def test_handshakes_of_one_ue_may_be_under_way_at_once() -> None:
+    """They took each other's answers, and were sent again after 2 s, or ended with an unexpected error."""
+    client = Client(Later(), WallClock(), first_session=0, timeout_s=5.0)
+    await client.connect("", 1)
+    *times, trouble = await within(1.5, asyncio.gather(*(client.rtt_s(3) for _ in range(8)), client.trouble(1.0)))
+    assert trouble == "" and all(0.02 <= rtt_s < 0.5 for ue in times for rtt_s in ue)
+    await client.close()
+
+
 async def test_what_nobody_reads_is_not_kept_without_end() -> None:
     mailbox = Mailbox()
     for number in range(MOST_WAITING + 100):

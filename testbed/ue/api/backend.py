@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from testbed.clock import within
 from testbed.errors import BadInput, TestbedError
 from testbed.protocols.sampling import Sampling
 from testbed.ue.api.drafting_thread import DraftingThread
@@ -100,7 +99,6 @@ class Backend:
         self.device, self.pair = device, pair
         self._places, self._queue, self.waiting = asyncio.Semaphore(sequences), queue, 0
         self._most = sequences + queue
-        self._choosing = asyncio.Lock()
         self._probing, self._probed_s, self._trouble = asyncio.Lock(), -math.inf, ""
         self._jobs: set[DecodingJob] = set()
         self._closing = False
@@ -160,7 +158,7 @@ class Backend:
         """Why the BS cannot be used, empty if it can, by a handshake within `PROBE_S`, at most once per `PROBE_S`."""
         async with self._probing:
             if time.monotonic() - self._probed_s >= PROBE_S:
-                future = asyncio.run_coroutine_threadsafe(self._probe(), self.device.loop)
+                future = asyncio.run_coroutine_threadsafe(self.pair.runner.trouble(PROBE_S), self.device.loop)
                 self._trouble = await asyncio.wrap_future(future)
                 self._probed_s = time.monotonic()
             return self._trouble
@@ -171,23 +169,11 @@ class Backend:
             await self.trouble()
             await asyncio.sleep(PROBE_S)
 
-    async def _probe(self) -> str:
-        """One handshake with the BS; called in the drafting thread."""
-        try:
-            await within(PROBE_S, self._choosing.acquire())
-        except asyncio.TimeoutError:
-            return "the BS does not answer the handshakes of a request"
-        try:
-            return await self.pair.runner.trouble(PROBE_S)
-        finally:
-            self._choosing.release()
-
     async def decode(self, order: OutputRequest, tell: Callable[[Text], None]) -> Ended:
         """Decode a request; called in the drafting thread."""
         runner, ends = self.pair.runner, () if order.ignore_eos else self.pair.end_ids
-        async with self._choosing:  # simultaneous RTT handshakes would receive each other's answers
-            method = self.pair.greedy if order.sampling.greedy else self.pair.sampled
-            session = await runner.session(method, order.sampling, order.seed)
+        method = self.pair.greedy if order.sampling.greedy else self.pair.sampled
+        session = await runner.session(method, order.sampling, order.seed)
         transcript = Transcript(self.pair.tokenizer, order.prompt, order.stops, ends)
         rounds: list[RoundRecord] = []
 

@@ -43,6 +43,7 @@ class Mailbox:
         Raises:
             asyncio.TimeoutError: none came in time.
         """
+        assert not self.awaited, "a mailbox has one reader at a time"
         self.awaited = True
         try:
             await (asyncio.sleep(0) if self._packets else self._arrives(timeout_s))

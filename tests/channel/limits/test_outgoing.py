@@ -19,7 +19,7 @@ from testbed.channel.link import ANSWER_BYTES, FIRST_PAUSE_S, ZmqLink, new_ident
 from testbed.clock import WallClock
 from testbed.errors import LinkError
 from testbed.protocols.codec import encode
-from testbed.protocols.messages import VERSION, Welcome
+from testbed.protocols.messages import VERSION, Hello, Welcome
 from testbed.ue.client import Client
 from tests.support.zmtp import frame, listening
 
@@ -214,5 +214,5 @@ async def test_requests_end_when_their_only_station_breaks_a_bound_and_later_one
         client = Client(ZmqLink(address, new_identity()), WallClock(), 1, WAIT_S)
         with pytest.raises(LinkError, match="sent an unfinished message"):
             await client.connect("", 1)
-        assert (await client.ask(-1, welcome)).message == welcome
+        assert (await client.ask(Hello(version=VERSION, tokenizer="", vocab_size=1))).message == welcome
         await client.close()

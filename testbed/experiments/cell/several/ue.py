@@ -99,7 +99,7 @@ class RoamingClient(Client):
     @property
     def sessions(self) -> list[int]:
         """Numbers of the sessions in progress."""
-        return [number for number in self._mail if number >= 0]
+        return list(self._mail)
 
     async def send(self, message: Message, arrays: dict[str, AnyArray] | None = None) -> int:
         """See `Client.send`. A window of a session that the base station does not know is answered here, with the
