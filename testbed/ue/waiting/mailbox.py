@@ -1,4 +1,4 @@
-"""The received messages of one session, until it reads them."""
+"""The received messages of one session or handshake, until they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_WAITING_BYTES = 2**24
 
 
 class Mailbox:
-    """Queue of a session's received messages, for one reader at a time; a wait costs one future and one timer."""
+    """Queue of received messages, for one reader at a time; a wait costs one future and one timer."""
 
     def __init__(self) -> None:
         self._packets: deque[Packet[Any]] = deque()
