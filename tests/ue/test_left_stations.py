@@ -64,7 +64,7 @@ async def test_one_that_answers_no_handshakes_but_probes(monkeypatch: pytest.Mon
 
 async def test_one_that_answers_a_handshake_with_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The move came while the UE looked at such an answer, and the rest of the wait was for the new station's."""
-    async with site() as where, roaming(where, 3.0) as client:
+    async with site() as where, roaming(where, 2.0) as client:
 
         def other(message: Message) -> bool:
             return isinstance(message, Ping) and message.token < PROBES
