@@ -41,6 +41,8 @@ class Client:
         """Messages of each session."""
         self._answers: dict[int | None, Mailbox] = {}
         """Answers to handshakes that are under way, by token; None: to the greeting."""
+        self._refusable: set[int | None] = set()
+        """Those of them that a BS may refuse: the greeting, and those that say what it served."""
         self._numbers = itertools.count(first_session)
         self._pings = itertools.count()
         self._reader: asyncio.Task[None] | None = None
@@ -154,6 +156,8 @@ class Client:
         until_s, wait_s = self.clock.time() + timeout_s, RESEND_S
         token = message.token if isinstance(message, Ping) else None
         mailbox = self._answers[token] = Mailbox()
+        if isinstance(message, Hello) or message.served:
+            self._refusable.add(token)
         try:
             while (left_s := until_s - self.clock.time()) > 0:
                 moved = self._moved
@@ -165,6 +169,7 @@ class Client:
                 wait_s *= 2
         finally:
             del self._answers[token]
+            self._refusable.discard(token)
         said = f"the BS did not answer within {timeout_s:g} s"
         raise LinkTimeout(f"{said} (is it running, and is the address right?)")
 
@@ -239,12 +244,12 @@ class Client:
             self._put(packet)
 
     def _put(self, packet: Packet[Any]) -> None:
-        """Hand a message to whoever waits for it; a refusal without a session, to all that wait for such an answer."""
+        """Hand a message to whoever waits for it; a refusal without a session, to all that may be refused."""
         message = packet.message
         if (session := getattr(message, "session", -1)) >= 0:
             found = [self._mail.get(session)]
         elif isinstance(message, Fault):
-            found = [*self._answers.values()]
+            found = [self._answers[token] for token in self._refusable]
         else:
             found = [self._answers.get(getattr(message, "token", None))]
         for mailbox in found:

@@ -125,6 +125,26 @@ async def test_handshakes_of_one_ue_may_be_under_way_at_once() -> None:
     await client.close()
 
 
+class Restarted(Later):
+    """A link to a BS that now serves something else than at the greeting."""
+
+    async def send(self, frames: Any) -> int:
+        message = decode_uplink([bytes(frame) for frame in frames]).message
+        if not (isinstance(message, Ping) and message.served):
+            return await super().send(frames)
+        self.answer(Fault(session=-1, reason="another target"))
+        return 0
+
+
+async def test_a_refused_question_ends_no_handshake_that_measures_a_round_trip() -> None:
+    """Requests failed that another base station would have served."""
+    client = Client(Restarted(), WallClock(), first_session=0, timeout_s=5.0)
+    await client.connect("", 1)
+    *times, trouble = await asyncio.gather(*(client.rtt_s(3) for _ in range(8)), client.trouble(1.0))
+    assert trouble == "another target" and [len(ue) for ue in times] == [3] * 8
+    await client.close()
+
+
 async def test_what_nobody_reads_is_not_kept_without_end() -> None:
     mailbox = Mailbox()
     for number in range(MOST_WAITING + 100):
