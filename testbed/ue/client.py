@@ -99,9 +99,17 @@ class Client:
         greeting; empty: it can. Silence is logged as that of any wait.
         """
         try:
-            message = (await self.ask(Ping(token=next(self._pings), served=self.served), within_s)).message
+            return await self._refusal(within_s)
         except LinkError:
             return "the BS does not answer"
+
+    async def _refusal(self, within_s: float) -> str:
+        """Why the BS refuses this UE, since it serves something else than at the greeting; empty: it does not.
+
+        Raises:
+            LinkError: no answer in time.
+        """
+        message = (await self.ask(Ping(token=next(self._pings), served=self.served), within_s)).message
         return message.reason if isinstance(message, Fault) else ""
 
     def new_session(self) -> int:

@@ -156,6 +156,14 @@ class FailoverClient(Client):
         with self._asked.of_one():
             return await super().ask(message, timeout_s)
 
+    async def _refusal(self, within_s: float) -> str:
+        """See `Client._refusal`. A station that refuses is left, and the one that serves in its place asked."""
+        at = self._at
+        refusal = await super()._refusal(within_s)
+        if refusal and at == self._at:
+            self._leave()
+        return refusal if at == self._at else await super()._refusal(within_s)
+
     @property
     def _busy(self) -> bool:
         """Whether a request is under way."""
@@ -193,7 +201,7 @@ class FailoverClient(Client):
             message = packet.message
             if isinstance(message, Welcome) or (isinstance(message, Fault) and station.welcome is None):
                 self._greeted(station, message)
-            elif number == self._at and not (isinstance(message, Pong) and message.token >= PROBES):
+            if number == self._at and not (isinstance(message, Pong) and message.token >= PROBES):
                 self._deliver(packet)
 
     def _greeted(self, station: StationState, message: Welcome | Fault) -> None:
@@ -299,10 +307,15 @@ class FailoverClient(Client):
         """
         at = self._at
         async with self._asking:
-            if at == self._at and (await self.trouble(PROBE_S) or await self._takes_less()) and at == self._at:
-                self._lose(self._stations[at])
-                self._choose(self.clock.time())
+            trouble = at == self._at and await self.trouble(PROBE_S)
+            if at == self._at and (trouble or await self._takes_less()) and at == self._at:
+                self._leave()
             return self._at != at
+
+    def _leave(self) -> None:
+        """Leave the serving station, which cannot be used, if another one can."""
+        self._lose(self._stations[self._at])
+        self._choose(self.clock.time())
 
     async def _takes_less(self) -> bool:
         """Whether the serving station can no longer be used, by its answer to a new greeting. It is asked only if

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 from typing import Any
 
@@ -105,6 +106,16 @@ async def test_health_checks_without_an_answer_move_an_idle_ue(monkeypatch: pyte
         found = [await client.trouble(0.25) for _ in range(8)]
         assert found[0] == "the BS does not answer" and found[-1] == ""
         assert client.moves == [where.addresses[1]]
+
+
+async def test_refused_health_checks_move_an_idle_ue() -> None:
+    """They said until the next request that the base station has another target, although another one would serve."""
+    async with site() as where, roaming(where) as client:
+        where.bss[0]._intake.offer = dataclasses.replace(where.bss[0]._intake.offer, weights="other")
+        assert await client.trouble(2.0) == "" and client.moves == [where.addresses[1]]
+        where.bss[1]._intake.offer = where.bss[0]._intake.offer
+        assert "another target" in await client.trouble(2.0)
+        assert "another target" in await client.trouble(2.0)
 
 
 def answer_all(client: FailoverClient, number: int, asked: type[Any], answer: Any, patch: pytest.MonkeyPatch) -> None:
