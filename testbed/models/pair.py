@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from testbed.errors import BadInput
-from testbed.files import whole_file
+from testbed.files import regular_bytes, whole_file
 from testbed.models.checkpoint import writing
 from testbed.models.export import export_gguf
 from testbed.models.net import Net
@@ -50,9 +50,13 @@ def tokenizer_of(work: Path, seed: int) -> Tokenizer:
         with whole_file(path) as part:
             part.write_text(train_tokenizer(seed).to_str(pretty=True))
     try:
-        return Tokenizer.from_file(str(path))
+        regular_bytes(path)
+        tokenizer = Tokenizer.from_str(path.read_text())
+        if sorted(tokenizer.get_vocab().values()) != [*range(tokenizer.get_vocab_size())]:
+            raise ValueError("its ids do not count up from 0")
     except Exception as exc:  # of no narrower type
         raise BadInput(f"{path} is damaged ({exc}); remove it, and the tokenizer is trained again") from exc
+    return tokenizer
 
 
 def save_model(net: Net, tokenizer: Tokenizer, directory: Path) -> None:

@@ -92,6 +92,8 @@ def _gathered(found: Iterable[Reading | None], mean: bool, source: str, total: s
     samples = gather(found, mean, source, total)
     if samples.skipped > MOST_SKIPPED * (count := len(samples.time_s) + samples.skipped):
         raise BadInput(f"{samples.skipped} of {count} lines are no samples, or not in order of time")
+    if samples.total_w.max() < 0:
+        raise BadInput("its power is below 0 throughout: is the sensor connected the other way round?")
     return samples
 
 

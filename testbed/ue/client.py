@@ -210,9 +210,11 @@ class Client:
         self._moved = asyncio.Event()
 
     def _moved_on(self, reason: str) -> None:
-        """Another BS serves now: end waits for the previous one, those of sessions with a Resync."""
+        """Another BS serves now: drop what the previous one sent to sessions, and end waits for it, those of sessions
+        with a Resync.
+        """
         for session, mailbox in self._mail.items():
-            if mailbox.awaited:
+            if mailbox.clear() or mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
         for mailbox in self._answers.values():
             mailbox.fail(LinkTimeout(reason))

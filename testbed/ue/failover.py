@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,8 @@ class FailoverClient(Client):
         """Without `PROGRESS` of any request."""
         self._asked = HandshakeTime(clock)
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
+        self._greeted_s = -math.inf
+        """When the serving station was greeted anew."""
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
 
@@ -319,13 +322,16 @@ class FailoverClient(Client):
 
     async def _takes_less(self) -> bool:
         """Whether the serving station can no longer be used, by its answer to a new greeting. It is asked only if
-        another one could serve, and no other request is under way, since a greeting ends the UE's sessions.
+        another one could serve, and beside other requests once in `timeout_s`, since a greeting ends the UE's sessions,
+        which are opened again.
         """
-        station, hello = self._stations[self._at], self._hello
-        known, until_s = station.welcome, self.clock.time() + PROBE_S
+        station, hello, now_s = self._stations[self._at], self._hello, self.clock.time()
+        known, until_s = station.welcome, now_s + PROBE_S
         others = any(one.welcome is not None for one in self._stations if one is not station)
-        if hello is None or not others or len(self._mail) > 1:
+        too_soon = len(self._mail) > 1 and now_s < self._greeted_s + self.timeout_s
+        if hello is None or not others or too_soon:
             return False
+        self._greeted_s = now_s
         await station.link.send(encode(hello))
         while station.welcome is known and (left_s := until_s - self.clock.time()) > 0:
             await self._wait(left_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,12 @@ def test_a_tokenizer_is_kept_for_its_seed_and_refused_if_it_is_damaged(
     for seed in (0, 1, 0):
         assert pair.tokenizer_of(tmp_path, seed).token_to_id(str(seed)) == 0
     assert made == [0, 1]
-    (tmp_path / "tokenizer-0.json").write_text("{")
-    with pytest.raises(BadInput, match="is damaged"):
+    gaps = Tokenizer(WordLevel({"a": 0, "b": 7}, unk_token="a")).to_str()
+    for text, why in (("{", "EOF"), (gaps, "its ids do not count up from 0")):
+        (tmp_path / "tokenizer-0.json").write_text(text)
+        with pytest.raises(BadInput, match=rf"is damaged \(.*{why}"):
+            pair.tokenizer_of(tmp_path, 0)
+    (tmp_path / "tokenizer-0.json").unlink()
+    os.mkfifo(tmp_path / "tokenizer-0.json")
+    with pytest.raises(BadInput, match="not a regular file"):
         pair.tokenizer_of(tmp_path, 0)

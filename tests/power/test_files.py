@@ -136,6 +136,7 @@ def test_a_log_of_tegrastats(tmp_path: Path) -> None:
         ("time_s,total_w\n0,1\n1,x\n2,\n3\n4,2\n", ["3 of 5 lines"]),
         ("time_s,total_w\n9,1\n10,1\n1,1\n2,1\n3,1\n", ["3 of 5 lines"]),
         ("time_s,total_w\n0,inf\n1,nan\n", ["two samples"]),
+        ("time_s,voltage_v,current_a\n0,5,-1\n1,5,-2\n", ["power is below 0 throughout"]),
         ('time_s,total_w\n0,"' + "x" * 200_000 + "\n", ["field"]),
         ("\x00\x00\x00\n", []),
     ],

@@ -16,7 +16,8 @@ from testbed.bs.server import BaseStation
 from testbed.clock import within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY
-from testbed.protocols.messages import Busy
+from testbed.protocols.codec import Packet
+from testbed.protocols.messages import Busy, Resync
 from testbed.protocols.methods import Ahead
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.waiting.stations import StationState
@@ -259,6 +260,33 @@ async def test_a_station_that_takes_less_after_a_restart_is_left_for_another_one
         assert (await decode(client, "greedy", 40, progress)).token_ids == own(PROMPT, 40)
         assert client.moves == [where.addresses[1]]
         assert (await decode(client, "greedy", 20)).token_ids == own(PROMPT, 20)
+
+
+async def test_a_station_that_takes_less_is_left_beside_requests_that_it_takes() -> None:
+    """Requests that no longer fit failed for as long as others went on."""
+    async with site() as where, roaming(where) as client:
+        shorter = [asyncio.create_task(decode(client, "greedy", 200)) for _ in range(3)]
+        await until(lambda: where.rounds()[0] > 6)
+        first = where.bss[0]._intake
+        first.offer = replace(first.offer, max_positions=250)
+        longer = own(PROMPT, 300)
+        assert (await decode(client, "greedy", 20, prompt=longer)).token_ids == own(longer, 20)
+        for request in shorter:
+            assert (await request).token_ids == own(PROMPT, 200)
+        assert client.moves == [where.addresses[1]]
+
+
+async def test_what_a_station_sent_before_it_was_left_is_dropped() -> None:
+    """Sessions read it one by one, opened again each time, and ignored the answers of the next station."""
+    async with site() as where, roaming(where) as client:
+        sessions = [client.new_session() for _ in range(2)]
+        for _ in range(30):
+            client._deliver(Packet(Busy(session=sessions[0], reason="full", retry_s=0.0), {}, 0))
+        client._serve_from(1)
+        assert isinstance((await client.receive(sessions[0], 1.0)).message, Resync)
+        for session in sessions:
+            with pytest.raises(LinkTimeout):
+                await client.receive(session, 0.05)
 
 
 async def test_a_request_that_a_station_refuses_is_refused_and_moves_nobody() -> None:

@@ -32,6 +32,13 @@ class Mailbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
+    def clear(self) -> bool:
+        """Drop all packets; returns whether there were any."""
+        found = bool(self._packets)
+        self._packets.clear()
+        self._bytes = 0
+        return found
+
     def fail(self, error: Exception) -> None:
         """Raise an error in the waiting reader, if there is one."""
         if self._arrival is not None and not self._arrival.done():
