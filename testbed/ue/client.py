@@ -13,7 +13,7 @@ from testbed.channel.link import Link
 from testbed.clock import Clock, WallClock, within
 from testbed.errors import LinkError, LinkTimeout, ModelError, ProtocolError, TestbedError
 from testbed.protocols.codec import AnyArray, Packet, decode_downlink, encode
-from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Welcome
+from testbed.protocols.messages import VERSION, Fault, Hello, Message, Ping, Pong, Resync, Verdict, Welcome
 from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import cancel
 from testbed.ue.waiting.mailbox import Mailbox
@@ -210,11 +210,11 @@ class Client:
         self._moved = asyncio.Event()
 
     def _moved_on(self, reason: str) -> None:
-        """Another BS serves now: drop what the previous one sent to sessions, and end waits for it, those of sessions
-        with a Resync.
+        """Another BS serves now: drop what the previous one sent to sessions, except verdicts, and end waits for it,
+        those of sessions with a Resync.
         """
         for session, mailbox in self._mail.items():
-            if mailbox.clear() or mailbox.awaited:
+            if mailbox.keep(Verdict) or mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
         for mailbox in self._answers.values():
             mailbox.fail(LinkTimeout(reason))

@@ -17,7 +17,7 @@ from testbed.clock import within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import Packet
-from testbed.protocols.messages import Busy, Resync
+from testbed.protocols.messages import Busy, Resync, Verdict
 from testbed.protocols.methods import Ahead
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.waiting.stations import StationState
@@ -282,7 +282,13 @@ async def test_what_a_station_sent_before_it_was_left_is_dropped() -> None:
         sessions = [client.new_session() for _ in range(2)]
         for _ in range(30):
             client._deliver(Packet(Busy(session=sessions[0], reason="full", retry_s=0.0), {}, 0))
+        verdict = Verdict(
+            session=sessions[0], round=0, accepted=0, token=1, candidates=0, queried=0, gap=0.0, batch_size=1,
+            queue_s=0.0, verify_s=0.0, judge_s=0.0, bs_s=0.0,
+        )  # fmt: skip
+        client._deliver(Packet(verdict, {}, 0))
         client._serve_from(1)
+        assert (await client.receive(sessions[0], 1.0)).message == verdict
         assert isinstance((await client.receive(sessions[0], 1.0)).message, Resync)
         for session in sessions:
             with pytest.raises(LinkTimeout):

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from testbed.protocols.codec import Packet
+from testbed.protocols.messages import Message
 
 MOST_WAITING = 4096
 """Capacity of a mailbox in messages; further messages are dropped, as if lost on the link."""
@@ -32,12 +33,12 @@ class Mailbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def clear(self) -> bool:
-        """Drop all packets; returns whether there were any."""
-        found = bool(self._packets)
-        self._packets.clear()
-        self._bytes = 0
-        return found
+    def keep(self, kind: type[Message]) -> bool:
+        """Drop the packets of other messages; returns whether there were any."""
+        kept = [packet for packet in self._packets if isinstance(packet.message, kind)]
+        dropped = len(kept) < len(self._packets)
+        self._packets, self._bytes = deque(kept), sum(packet.size_bytes for packet in kept)
+        return dropped
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the waiting reader, if there is one."""
