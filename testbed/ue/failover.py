@@ -25,6 +25,7 @@ from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
 from testbed.ue.waiting.stations import (
+    MOST_AVOIDED,
     PROGRESS,
     HandshakeTime,
     StationLink,
@@ -71,8 +72,8 @@ class FailoverClient(Client):
         """Without `PROGRESS` of any request."""
         self._asked = HandshakeTime(clock)
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
-        self._greeted_s = -math.inf
-        """When the serving station was greeted anew."""
+        self._greet_from_s, self._greet_gap_s = -math.inf, timeout_s
+        """When the serving station may be greeted anew beside other requests, and the gap after that."""
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
 
@@ -322,19 +323,22 @@ class FailoverClient(Client):
 
     async def _takes_less(self) -> bool:
         """Whether the serving station can no longer be used, by its answer to a new greeting. It is asked only if
-        another one could serve, and beside other requests once in `timeout_s`, since a greeting ends the UE's sessions,
-        which are opened again.
+        another one could serve. A greeting ends the UE's sessions, which are opened again; while nothing has changed,
+        the station is greeted beside other requests each time after twice as long.
         """
         station, hello, now_s = self._stations[self._at], self._hello, self.clock.time()
-        known, until_s = station.welcome, now_s + PROBE_S
+        known, until_s, beside = station.welcome, now_s + PROBE_S, len(self._mail) > 1
         others = any(one.welcome is not None for one in self._stations if one is not station)
-        too_soon = len(self._mail) > 1 and now_s < self._greeted_s + self.timeout_s
-        if hello is None or not others or too_soon:
+        if hello is None or not others or (beside and now_s < self._greet_from_s):
             return False
-        self._greeted_s = now_s
         await station.link.send(encode(hello))
         while station.welcome is known and (left_s := until_s - self.clock.time()) > 0:
             await self._wait(left_s)
+        if beside:
+            self._greet_from_s = now_s + self._greet_gap_s
+            longer_s = min(2 * self._greet_gap_s, self.timeout_s * 2**MOST_AVOIDED)
+            self._greet_gap_s = self.timeout_s if station.welcome is None else longer_s
+            self._resync("the base station was greeted anew")
         return station.welcome is None
 
     def _refused(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import sys
 from dataclasses import replace
@@ -17,12 +18,12 @@ from testbed.clock import within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import Packet
-from testbed.protocols.messages import Busy, Resync, Verdict
+from testbed.protocols.messages import Busy, Hello, Message, Resync, Verdict
 from testbed.protocols.methods import Ahead
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.waiting.stations import StationState
 from tests.support.heads import random_head
-from tests.support.roaming import PROMPT, SILENCE_S, decode, own, roaming, site, until
+from tests.support.roaming import PROMPT, SILENCE_S, decode, intercept, own, roaming, site, until
 from tests.support.stations import VOCAB
 from tests.support.zmtp import frame
 
@@ -274,6 +275,30 @@ async def test_a_station_that_takes_less_is_left_beside_requests_that_it_takes()
         for request in shorter:
             assert (await request).token_ids == own(PROMPT, 200)
         assert client.moves == [where.addresses[1]]
+
+
+async def test_a_refused_request_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The station is greeted anew, which ends their sessions without a word: they learned of it after 2 s."""
+    async with site() as where, roaming(where, 1.0) as client:
+        greetings: list[Message] = []
+
+        def look(message: Message) -> bool:
+            if isinstance(message, Hello) and len(client._mail) > 1:
+                greetings.append(message)
+            return False
+
+        intercept(client._stations[0], look, monkeypatch)
+        ends_s: list[float] = []
+        other = asyncio.create_task(decode(client, "greedy", 600, lambda _: ends_s.append(client.clock.time())))
+        await until(lambda: len(ends_s) > 3)
+        while not other.done():
+            with pytest.raises(ProtocolError, match="token ids must lie in"):
+                await decode(client, TARGET_ONLY, 4, prompt=[VOCAB + 5])
+            await asyncio.sleep(0.02)
+        assert (await other).token_ids == own(PROMPT, 600)
+        assert max(b - a for a, b in itertools.pairwise(ends_s)) < 1.0
+        duration_s = ends_s[-1] - ends_s[0]
+        assert 1 <= len(greetings) <= 1 + math.log2(1 + duration_s) and client.moves == []
 
 
 async def test_what_a_station_sent_before_it_was_left_is_dropped() -> None:
