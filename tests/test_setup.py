@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -194,6 +195,44 @@ def test_a_new_lock_keeps_the_pins_of_its_own_python() -> None:
     newer, older = {"numpy": "2.3.5", "ray": "2.60.0"}, {"numpy": "2.2.6", "tomli": "2.5.0"}
     lines = list(lock.marked(newer, older))
     assert lines == [*PINNED.splitlines(keepends=True)[1:], "tomli==2.5.0; python_version < '3.11'\n"]
+
+
+# ---------------------------------------------------------------- files that are not those of the lock
+
+
+def probe(folder: Path) -> Path:
+    """The wheel of a small package."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "probe-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("probe.py", "")
+        wheel.writestr("probe-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: probe\nVersion: 1\n")
+        wheel.writestr("probe-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("probe-1.dist-info/RECORD", "probe.py,,\n")
+    return folder / "probe-1-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_a_file_with_another_hash_is_not_installed(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever index offers it: documents said so, and nothing compared the hashes."""
+    wheel, site, file = probe(tmp_path / "index"), tmp_path / "site", tmp_path / "requirements.txt"
+    monkeypatch.setattr(environment, "HASHES", tmp_path / "hashes.txt")
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": wheel.parent, "TARGET": site}.items():
+        monkeypatch.setenv(f"PIP_{name}", str(value))
+
+    def install(digest: str) -> None:
+        environment.HASHES.write_text(f"probe==1 \\\n    --hash=sha256:{digest}\n")
+        if tool == "pip":
+            environment.install_with_hashes([sys.executable, "-m", "pip"], ["probe==1"], file)
+        else:
+            file.write_text(environment.requirements(["probe==1"], tmp_path))
+            offline = ("--no-index", "--find-links", str(wheel.parent), "--target", str(site))
+            environment.run(sys.executable, "-m", "uv", "pip", "install", *offline, *environment.LOCKED, str(file))
+
+    with pytest.raises(subprocess.CalledProcessError):
+        install("0" * 64)
+    assert not (site / "probe.py").exists()
+    install(hashlib.sha256(wheel.read_bytes()).hexdigest())
+    assert (site / "probe.py").exists()
 
 
 # ---------------------------------------------------------------- what fails early
