@@ -11,6 +11,8 @@ from testbed.power.reading import PowerSource, Reading
 
 STOP_S = 10.0
 """Timeout for the thread to end; longer than any source blocks."""
+LAST_S = 2.0
+"""Longest wait for a reading of the time after `stop` was called."""
 
 
 class Sampler:
@@ -31,7 +33,7 @@ class Sampler:
         self._source, self._take = source, take
         own = period_s is None or not source.period_s  # blocking sources set their own period
         self._period_s = source.period_s if own else period_s or 0.0
-        self._over = threading.Event()
+        self._over, self._stopped_s = threading.Event(), 0.0
         self._thread = threading.Thread(target=self._run, name="power", daemon=True)
         self.samples = self.missed = 0
         self.why = ""
@@ -42,15 +44,19 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling; a second call has no effect. The source stays open."""
+        """Stop sampling after one more reading, so that power is known up to this call; without one, after `LAST_S`.
+
+        A second call has no effect. The source stays open.
+        """
         if not self._over.is_set():
+            self._stopped_s = time.perf_counter()
             self._over.set()
             self._thread.join(STOP_S)
 
     def _run(self) -> None:
         due_s = time.perf_counter()
-        last_s = None
-        while not self._over.is_set():
+        last_s: float | None = None
+        while not self._finished(last_s):
             try:
                 reading = self._source.read()
                 if last_s is None or reading.time_s > last_s:
@@ -59,10 +65,24 @@ class Sampler:
                     self.samples += 1
             except SensorError as exc:
                 self.missed, self.why = self.missed + 1, str(exc)
-                self._over.wait(min(1.0, max(self._period_s, 0.01)))
+                self._pause(min(1.0, max(self._period_s, 0.01)))
             except Exception as exc:
                 self.failure = exc
                 return
             now_s = time.perf_counter()
             due_s = max(due_s + self._period_s, now_s - self._period_s)  # no catching up on missed periods
-            self._over.wait(max(0.0, due_s - now_s))
+            self._pause(due_s - now_s)
+
+    def _finished(self, last_s: float | None) -> bool:
+        """Whether `stop` was called and a reading of later came, or none in time."""
+        if not self._over.is_set():
+            return False
+        return (last_s is not None and last_s >= self._stopped_s) or time.perf_counter() >= self._stopped_s + LAST_S
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; a call of `stop` in the meantime ends the wait."""
+        if self._over.is_set():
+            seconds = min(seconds, self._stopped_s + LAST_S - time.perf_counter())
+            time.sleep(max(0.0, seconds))
+        else:
+            self._over.wait(max(0.0, seconds))

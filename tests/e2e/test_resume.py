@@ -136,8 +136,10 @@ def test_a_ue_whose_date_went_back_meanwhile(first: dict[str, Any], tmp_path: Pa
     zeros_s = {(one["method"], one["request"]): one["clock_unix_s"] for one in rows(out / "requests.parquet")}
     rounds = sorted(rows(out / "rounds.parquet"), key=lambda one: float(one["begin_s"]))  # of one monotonic clock
     times_s = [one["begin_s"] + zeros_s[place(one)] for one in rounds]
+    last = rounds[-1]
     assert len(set(zeros_s.values())) == 2 and times_s == sorted(times_s)
-    assert power.time_s[0] < times_s[0] and times_s[-1] < power.time_s[-1]
+    assert power.time_s[0] < times_s[0] and last["end_s"] + zeros_s[place(last)] < power.time_s[-1]
+    assert last["energy_j"] > 0
 
 
 def test_a_killed_bs_is_replaced_by_another(whole: dict[tuple[str, str], list[int]], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from testbed.errors import BadInput, SensorError
 from testbed.power import sources
 from testbed.power.reading import PowerSource, Reading
 from testbed.power.replay import Replay
-from testbed.power.sampler import Sampler
+from testbed.power.sampler import LAST_S, STOP_S, Sampler
 from testbed.power.series import Samples
 from testbed.power.sources import Sum, check_source, open_source, survey
 from tests.support.refusals import refuse
@@ -49,6 +49,29 @@ def test_recorded_samples_are_replayed_in_real_time() -> None:
         assert reading.total_w == samples.total_w[place]
         assert reading.rails == {"a": samples.rails["a"][place]}
         assert reading.temp_c == pytest.approx(40 + 0.01 * place)
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.4])
+def test_the_last_reading_comes_after_the_call_that_stops(step_s: float) -> None:
+    """The energy of a run's last round was missing where the round ended after the last reading."""
+    taken: list[Reading] = []
+    sampler = Sampler(Replay(recording(20.0, step_s)), taken.append)
+    sampler.start()
+    wait_for(lambda: taken)
+    stopped_s = time.perf_counter()
+    sampler.stop()
+    ended_s = time.perf_counter()
+    assert stopped_s <= taken[-1].time_s <= ended_s < stopped_s + LAST_S
+    assert len(taken) < 2 or taken[-2].time_s < stopped_s
+
+
+def test_a_source_that_has_ended_does_not_hold_up_the_stop() -> None:
+    sampler = Sampler(Replay(recording()), lambda reading: None)
+    sampler.start()
+    wait_for(lambda: sampler.missed)
+    stopped_s = time.perf_counter()
+    sampler.stop()
+    assert time.perf_counter() - stopped_s < STOP_S
 
 
 class Flaky:
