@@ -35,7 +35,7 @@ def at_one_load(found: list[Series], out: Path) -> None:
 
 def test_loads_with_acceptance_imposed(tmp_path: Path) -> None:
     """Every drafted token is right, the warm-up's too; a second call measures nothing again."""
-    config = msgspec.structs.replace(TINY, alphas=(1.0,))
+    config = msgspec.structs.replace(TINY, alphas=(1.0,), draft_ms=20.0)  # slower than passes on a busy machine
     found = measure(config, tmp_path / "load", lambda _: None)
     at_one_load(found, tmp_path / "load")
     assert found[0].alpha == 1.0 and found[0].points[0].alpha == 1.0

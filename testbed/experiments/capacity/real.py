@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from testbed.experiments.lockstep.drafts import DraftsConfig, record
 from testbed.experiments.results import directory as results
 from testbed.experiments.results.claims import claimed, kept
 from testbed.experiments.results.csv_file import write_csv
-from testbed.experiments.runs.forked import start, stop_all
+from testbed.experiments.runs.forked import forking, start, stop_all
 from testbed.experiments.runs.prepare import predictor_directory
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in, proxy
 from testbed.intervals import independent_seed
@@ -193,8 +192,7 @@ def _orders(
 
 def _reports(orders: Sequence[UeOrder], directory: Path) -> list[Report]:
     """Start a process for each order, and wait for all reports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([run_ue.__module__])
+    context = forking(run_ue.__module__)
     paths = [directory / f"{order.number}.json" for order in orders]
     processes = [
         context.Process(target=run_ue, name=f"UE {order.number}", args=(order, path), daemon=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -17,6 +20,21 @@ from testbed.experiments.runs.processes import STOP_S
 
 NOTED_S = 0.01
 """Time between two looks at a process whose exit status another thread has received."""
+
+
+def forking(module: str) -> ForkServerContext:
+    """Context whose processes come from a server that has imported a module. The server ignores SIGINT only after its
+    imports, of which an interrupt would leave a traceback: it is blocked from the beginning.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    resource_tracker.ensure_running()  # which unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
 
 
 def start(process: BaseProcess) -> None:

@@ -44,19 +44,39 @@ def _child(pid: int, module: str) -> int | None:
 @contextmanager
 def _cell_run(directory: Path) -> Iterator[subprocess.Popen[str]]:
     """A run whose UEs have started."""
+    with _cell_begun(directory) as (run, server):
+        until_s = time.monotonic() + 120
+        while len(_children(server)) < 4:
+            assert run.poll() is None and time.monotonic() < until_s, run.stderr and run.stderr.read()
+            time.sleep(0.05)
+        yield run
+
+
+@contextmanager
+def _cell_begun(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A run whose process that forks the UEs has just started, and the number of that one."""
     file = directory / "cell.yaml"
     file.write_text(CELL)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     run = subprocess.Popen(command("cell", "run", str(file), "--real"), text=True, env=environment(), **pipes)
     try:
         until_s = time.monotonic() + 120
-        while (server := _child(run.pid, "multiprocessing.forkserver")) is None or len(_children(server)) < 4:
+        while (server := _child(run.pid, "multiprocessing.forkserver")) is None:
             assert run.poll() is None and time.monotonic() < until_s, run.stderr and run.stderr.read()
-            time.sleep(0.05)
-        yield run
+            time.sleep(0.005)
+        yield run, server
     finally:
         run.kill()
         run.wait()
+
+
+def test_an_interrupt_does_not_reach_the_process_that_forks_the_ues(tmp_path: Path) -> None:
+    """In its first seconds it left the traceback of an import."""
+    with _cell_begun(tmp_path) as (run, server):
+        os.kill(server, signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert "Traceback" not in said
 
 
 def test_without_the_process_that_forked_them_ues_end_without_a_message(tmp_path: Path) -> None:

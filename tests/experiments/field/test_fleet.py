@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import zmq
 
 from testbed.channel.frames import whole
-from testbed.errors import AgentError, TestbedError
+from testbed.errors import AgentError, LinkTimeout, TestbedError
 from testbed.experiments.field.devices import agents as client
 from testbed.experiments.field.devices.agents import AgentConnection
 from testbed.experiments.field.devices.arrived import one_line
@@ -227,6 +228,22 @@ def test_results_byte_by_byte_are_the_agents_fault(tmp_path: Path) -> None:
     finally:
         agent.close()
     assert agent.asked.count("Get") == 1
+
+
+def test_an_agent_whose_states_cannot_be_read_is_left_after_the_time_that_the_refusal_names() -> None:
+    """It named the timeout of one question: a tenth."""
+    agent = SocketAgent({"Ask": lambda ask: (State(id="another", state="running"), {})})
+    try:
+        connection = AgentConnection(agent.address, None)
+        connection._timeout_s = 0.2
+        begun_s = time.monotonic()
+        with pytest.raises(LinkTimeout, match="did not answer for") as found:
+            list(connection.states("x"))
+        named = re.search("for ([0-9]+) s", str(found.value))
+        assert named and 2 <= int(named[1]) <= time.monotonic() - begun_s + 0.5
+        connection.close()
+    finally:
+        agent.close()
 
 
 def test_what_an_agent_says_is_a_short_line() -> None:

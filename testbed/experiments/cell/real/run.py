@@ -6,7 +6,6 @@ Of several cells, each has a base station; one process has the slots of all, and
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import tempfile
 import threading
@@ -32,7 +31,7 @@ from testbed.experiments.cell.real.work import write_own
 from testbed.experiments.cell.recorded import trained_policy
 from testbed.experiments.cell.run import Told, untold
 from testbed.experiments.deployment import distortions
-from testbed.experiments.runs.forked import start, stop_all
+from testbed.experiments.runs.forked import forking, start, stop_all
 from testbed.experiments.runs.processes import WATCH_S, base_station, check_serving, counted_in
 from testbed.optim.pass_time import PassOverhead
 
@@ -153,8 +152,7 @@ def _run_processes(
         servings: address and metrics file of each base station.
         place: namespace of the UEs, whose bytes the kernel carries; None: they pass relays.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([run_ue.__module__])
+    context = forking(run_ue.__module__)
     members = [group for group in config.ues for _ in range(group.count)]
     targets = [address for address, _ in servings]
     ours, theirs = context.Pipe()

@@ -184,9 +184,9 @@ class AgentConnection:
         while True:
             try:
                 state = self.state(name)
-            except LinkTimeout:
-                if time.monotonic() - heard_s > 10 * self._timeout_s:
-                    raise
+            except LinkTimeout as exc:
+                if (silent_s := time.monotonic() - heard_s) > 10 * self._timeout_s:
+                    raise LinkTimeout(f"the agent at {self.address} did not answer for {silent_s:.0f} s") from exc
                 continue
             if state.state in ("failed", "unknown"):
                 raise AgentError(f"{self.address}: order {name} {state.state}: {one_line(state.note) or 'it was lost'}")
