@@ -107,7 +107,8 @@ class Dispatcher:
                 self._closer.forget(closed)
             return None
         if isinstance(message, Hello):
-            for left in self._sessions.leave(peer):  # of a killed run that is resumed under the same identity
+            # those of a killed run that is resumed under the same identity
+            for left in () if message.again else self._sessions.leave(peer):
                 self._closer.forget(left)
             return self._intake.hello(message)
         assert isinstance(message, Ping)

@@ -12,7 +12,9 @@ from testbed.power.reading import PowerSource, Reading
 STOP_S = 10.0
 """Timeout for the thread to end; longer than any source blocks."""
 LAST_S = 2.0
-"""Longest wait for a reading of the time after `stop` was called."""
+"""Time after `stop` until which readings may begin."""
+LAST_STEP_S = 0.02
+"""Time between them."""
 
 
 class Sampler:
@@ -24,7 +26,7 @@ class Sampler:
 
     Attributes:
         samples: number of readings passed on.
-        missed: number of failed readings.
+        missed: number of failed readings before `stop`.
         why: error of the last failed reading; empty if none failed.
         failure: exception that ended the sampling.
     """
@@ -44,9 +46,8 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling after one more reading, so that power is known up to this call; without one, after `LAST_S`.
-
-        A second call has no effect. The source stays open.
+        """Stop sampling after one more reading, so that power is known up to this call. Returns when a reading that
+        began within `LAST_S` has ended, after `STOP_S` at most. A second call has no effect. The source stays open.
         """
         if not self._over.is_set():
             self._stopped_s = time.perf_counter()
@@ -64,7 +65,8 @@ class Sampler:
                     self._take(reading)
                     self.samples += 1
             except SensorError as exc:
-                self.missed, self.why = self.missed + 1, str(exc)
+                if not self._over.is_set():
+                    self.missed, self.why = self.missed + 1, str(exc)
                 self._pause(min(1.0, max(self._period_s, 0.01)))
             except Exception as exc:
                 self.failure = exc
@@ -80,9 +82,8 @@ class Sampler:
         return (last_s is not None and last_s >= self._stopped_s) or time.perf_counter() >= self._stopped_s + LAST_S
 
     def _pause(self, seconds: float) -> None:
-        """Wait; a call of `stop` in the meantime ends the wait."""
+        """Wait, until `stop` is called at most; afterwards for `LAST_STEP_S`."""
         if self._over.is_set():
-            seconds = min(seconds, self._stopped_s + LAST_S - time.perf_counter())
-            time.sleep(max(0.0, seconds))
+            time.sleep(LAST_STEP_S)
         else:
             self._over.wait(max(0.0, seconds))

@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.channel.csi import Csi
 
-VERSION = 16
+VERSION = 17
 """Version of this wire format; `Hello` and `Welcome` must agree on it."""
 NO_HINT = -1
 """Stands in the place of a hinted window."""
@@ -53,6 +53,8 @@ class Hello(Message, frozen=True):
     """Fingerprint of the tokenizer (`protocols.vocabulary`); empty where there is none."""
     vocab_size: int
     """Number of ids that the drafter may draft."""
+    again: bool = False
+    """Whether a UE that was welcomed before asks what the BS takes now; its sessions go on."""
 
 
 class Open(Message, frozen=True):

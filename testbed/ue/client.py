@@ -210,19 +210,15 @@ class Client:
         self._moved = asyncio.Event()
 
     def _moved_on(self, reason: str) -> None:
-        """Another BS serves now: end waits for the previous one, those of sessions with a Resync."""
-        self._resync(reason)
-        for mailbox in self._answers.values():
-            mailbox.fail(LinkTimeout(reason))
-        self._wake_waiting()
-
-    def _resync(self, reason: str) -> None:
-        """No BS knows the sessions any more: drop what was sent to them, except verdicts, and have those that wait
-        opened again.
+        """Another BS serves now: drop what the previous one sent, except verdicts, and end waits for it, those of
+        sessions with a Resync.
         """
         for session, mailbox in self._mail.items():
             if mailbox.keep(Verdict) or mailbox.awaited:
                 mailbox.put(Packet(Resync(session=session, reason=reason), {}, 0))
+        for mailbox in self._answers.values():
+            mailbox.fail(LinkTimeout(reason))
+        self._wake_waiting()
 
     async def close(self) -> None:
         """Stop reading and close the link."""

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ from testbed.protocols.ranges import check_ranges, check_welcome
 from testbed.tasks import together
 from testbed.ue.client import Client
 from testbed.ue.waiting.stations import (
-    MOST_AVOIDED,
     PROGRESS,
     HandshakeTime,
     StationLink,
@@ -72,8 +70,6 @@ class FailoverClient(Client):
         """Without `PROGRESS` of any request."""
         self._asked = HandshakeTime(clock)
         self._news, self._asking = asyncio.Event(), asyncio.Lock()
-        self._greet_from_s, self._greet_gap_s = -math.inf, timeout_s
-        """When the serving station may be greeted anew beside other requests, and the gap after that."""
         self.moves: list[str] = []
         """Addresses of the stations that took over, in order."""
 
@@ -322,23 +318,17 @@ class FailoverClient(Client):
         self._choose(self.clock.time())
 
     async def _takes_less(self) -> bool:
-        """Whether the serving station can no longer be used, by its answer to a new greeting. It is asked only if
-        another one could serve. A greeting ends the UE's sessions, which are opened again; while nothing has changed,
-        the station is greeted beside other requests each time after twice as long.
+        """Whether the serving station can no longer be used, by its answer to a new greeting, which keeps the sessions.
+        It is asked only if another one could serve.
         """
-        station, hello, now_s = self._stations[self._at], self._hello, self.clock.time()
-        known, until_s, beside = station.welcome, now_s + PROBE_S, len(self._mail) > 1
-        others = any(one.welcome is not None for one in self._stations if one is not station)
-        if hello is None or not others or (beside and now_s < self._greet_from_s):
+        station, until_s = self._stations[self._at], self.clock.time() + PROBE_S
+        known, others = station.welcome, [one for one in self._stations if one is not station]
+        if self._hello is None or all(one.welcome is None for one in others):
             return False
-        await station.link.send(encode(hello))
+        with contextlib.suppress(LinkError):
+            await station.link.send(encode(replace(self._hello, again=True)))
         while station.welcome is known and (left_s := until_s - self.clock.time()) > 0:
             await self._wait(left_s)
-        if beside:
-            self._greet_from_s = now_s + self._greet_gap_s
-            longer_s = min(2 * self._greet_gap_s, self.timeout_s * 2**MOST_AVOIDED)
-            self._greet_gap_s = self.timeout_s if station.welcome is None else longer_s
-            self._resync("the base station was greeted anew")
         return station.welcome is None
 
     def _refused(self) -> str:

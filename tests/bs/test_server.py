@@ -386,6 +386,17 @@ async def test_a_greeting_that_does_not_fit_is_refused(hello: Hello, reason: str
     assert isinstance(answer, Fault) and reason in answer.reason
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_greeting_ends_the_sessions_of_before_unless_it_only_asks(again: bool) -> None:
+    async with station() as (bs, address), client(address) as connection:
+        number = connection.new_session()
+        opening = Open(session=number, protocol="greedy", threshold=0.0, hidden_size=64)
+        await connection.send(opening, {"ids": np.array(PROMPT, np.int32)})
+        assert isinstance((await connection.receive(number, 5)).message, Opened)
+        answer = (await connection.ask(Hello(version=VERSION, tokenizer="", vocab_size=VOCAB, again=again))).message
+        assert answer == connection.welcome and len(bs._intake.sessions) == again
+
+
 async def test_nobody_there_is_a_timeout_that_says_so() -> None:
     async with client("tcp://127.0.0.1:9", timeout_s=0.3, greet=False) as connection:
         with pytest.raises(LinkTimeout, match="is it running"):

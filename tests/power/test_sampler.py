@@ -65,13 +65,25 @@ def test_the_last_reading_comes_after_the_call_that_stops(step_s: float) -> None
     assert len(taken) < 2 or taken[-2].time_s < stopped_s
 
 
+def test_a_long_period_does_not_keep_the_last_reading_from_coming() -> None:
+    taken: list[Reading] = []
+    sampler = Sampler(Replay(recording(20.0, 0.4)), taken.append, period_s=60.0)
+    sampler.start()
+    wait_for(lambda: taken)
+    stopped_s = time.perf_counter()
+    sampler.stop()
+    assert stopped_s <= taken[-1].time_s
+
+
 def test_a_source_that_has_ended_does_not_hold_up_the_stop() -> None:
     sampler = Sampler(Replay(recording()), lambda reading: None)
     sampler.start()
     wait_for(lambda: sampler.missed)
     stopped_s = time.perf_counter()
+    missed, why = sampler.missed, sampler.why
     sampler.stop()
     assert time.perf_counter() - stopped_s < STOP_S
+    assert (sampler.missed - missed <= 1, sampler.why) == (True, why), "failures after the call do not count"
 
 
 class Flaky:

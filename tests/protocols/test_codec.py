@@ -45,7 +45,7 @@ CSI = st.builds(Csi, uplink_mbps=RATE, downlink_mbps=RATE, rtt_ms=RATE, per_up=S
 ROUND = {"session": NUMBER, "round": NUMBER}
 
 UPLINK: dict[type[Message], dict[str, Any]] = {
-    Hello: {"version": NUMBER, "tokenizer": TEXT, "vocab_size": NUMBER},
+    Hello: {"version": NUMBER, "tokenizer": TEXT, "vocab_size": NUMBER, "again": st.booleans()},
     Open: {
         "session": NUMBER,
         "protocol": TEXT,

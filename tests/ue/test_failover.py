@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import sys
 from dataclasses import replace
@@ -18,7 +17,7 @@ from testbed.clock import within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY
 from testbed.protocols.codec import Packet
-from testbed.protocols.messages import Busy, Hello, Message, Resync, Verdict
+from testbed.protocols.messages import Busy, Message, Open, Resync, Verdict
 from testbed.protocols.methods import Ahead
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.waiting.stations import StationState
@@ -277,28 +276,44 @@ async def test_a_station_that_takes_less_is_left_beside_requests_that_it_takes()
         assert client.moves == [where.addresses[1]]
 
 
-async def test_a_refused_request_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The station is greeted anew, which ends their sessions without a word: they learned of it after 2 s."""
-    async with site() as where, roaming(where, 1.0) as client:
-        greetings: list[Message] = []
+@pytest.mark.parametrize("method", ["greedy", "sh", TARGET_ONLY])
+async def test_a_refused_request_does_not_hold_up_the_others(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The station is asked what it takes now, which ended their sessions: each was opened again, some after 2 s."""
+    async with site() as where, roaming(where) as client:
+        openings: list[Message] = []
 
         def look(message: Message) -> bool:
-            if isinstance(message, Hello) and len(client._mail) > 1:
-                greetings.append(message)
+            if isinstance(message, Open) and (message.protocol, message.max_tokens) != (TARGET_ONLY, 4):
+                openings.append(message)
             return False
 
         intercept(client._stations[0], look, monkeypatch)
-        ends_s: list[float] = []
-        other = asyncio.create_task(decode(client, "greedy", 600, lambda _: ends_s.append(client.clock.time())))
-        await until(lambda: len(ends_s) > 3)
+        rounds: list[RoundRecord] = []
+        other = asyncio.create_task(decode(client, method, 300, rounds.append))
+        await until(lambda: len(rounds) > 3)
+        refused = 0
         while not other.done():
             with pytest.raises(ProtocolError, match="token ids must lie in"):
                 await decode(client, TARGET_ONLY, 4, prompt=[VOCAB + 5])
-            await asyncio.sleep(0.02)
-        assert (await other).token_ids == own(PROMPT, 600)
-        assert max(b - a for a, b in itertools.pairwise(ends_s)) < 1.0
-        duration_s = ends_s[-1] - ends_s[0]
-        assert 1 <= len(greetings) <= 1 + math.log2(1 + duration_s) and client.moves == []
+            refused += 1
+        assert (await other).token_ids == own(PROMPT, 300)
+        assert refused > 3 and len(openings) == 1 and client.moves == []
+
+
+async def test_a_station_that_takes_less_is_left_at_once_whatever_it_refused_before() -> None:
+    """Each refusal made the time longer until it was asked again, up to 64 times `--timeout`."""
+    async with site() as where, roaming(where) as client:
+        other = asyncio.create_task(decode(client, "greedy", 400))
+        await until(lambda: where.rounds()[0] > 3)
+        for _ in range(3):
+            with pytest.raises(ProtocolError, match="token ids must lie in"):
+                await decode(client, TARGET_ONLY, 4, prompt=[VOCAB + 5])
+        first = where.bss[0]._intake
+        first.offer = replace(first.offer, max_positions=500)
+        longer = own(PROMPT, 600)
+        assert (await decode(client, "greedy", 20, prompt=longer)).token_ids == own(longer, 20)
+        assert (await other).token_ids == own(PROMPT, 400)
+        assert client.moves == [where.addresses[1]]
 
 
 async def test_what_a_station_sent_before_it_was_left_is_dropped() -> None:

@@ -33,6 +33,7 @@ def read_power(name: str, seconds: float) -> dict[str, Any]:
         begin_s = time.perf_counter()
         sampler.start()
         time.sleep(seconds)
+        took_s = time.perf_counter() - begin_s
         sampler.stop()
     if sampler.failure is not None or not readings:
         why = sampler.failure or sampler.why or "try a longer --for"
@@ -50,5 +51,5 @@ def read_power(name: str, seconds: float) -> dict[str, Any]:
         "samples": len(readings),
         "missed": sampler.missed,
         "missed_why": sampler.why or None,
-        "seconds": time.perf_counter() - begin_s,
+        "seconds": took_s,
     }

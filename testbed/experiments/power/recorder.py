@@ -105,7 +105,8 @@ class PowerWatch:
             samples = read_samples(self._path)
         except BadInput as exc:
             why = f": {self._sampler.failure}" if self._sampler.failure else ""
-            raise TestbedError(f"no power was measured{why} ({exc})") from exc
+            kept = "; its outputs are kept, and --resume goes on" if self._out is not None else ""
+            raise TestbedError(f"no power was measured{why} ({exc}){kept}") from exc
         if self._out is not None:
             write_parquet(self._out / SAMPLES, samples)
         idle_w = mean_w(samples, *self._idle) if self._idle and self._idle[1] > self._idle[0] else None

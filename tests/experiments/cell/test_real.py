@@ -140,7 +140,7 @@ def test_a_process_that_is_stopped_ends_the_run(stopped: str, says: str, monkeyp
     monkeypatch.setattr(run, "_received", received)
     monkeypatch.setattr(run, "_wait", wait)
     monkeypatch.setattr(radio, "LEAD_S", 0.5)
-    monkeypatch.setattr(children, "STOP_S", 1.0)
+    monkeypatch.setattr(children, "STOP_S", 3.0)
     cell = CellConfig(seconds=2.0, warmup_s=0.5, ues=(UeGroup(name="a", count=2, response=(5, 15)),))
     try:
         with pytest.raises(EngineError, match=says):

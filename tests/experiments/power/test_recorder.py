@@ -25,6 +25,7 @@ from testbed.experiments.results import directory as results
 from testbed.experiments.results.files import read_rounds, write_requests, write_rounds
 from testbed.experiments.results.rows import PARTS
 from testbed.power.files import read_samples, write_parquet
+from testbed.power.reading import Reading
 from testbed.power.replay import Replay
 from testbed.power.series import Samples
 from testbed.ue.run import Outcome
@@ -106,8 +107,16 @@ def test_a_run_without_a_directory_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_no_samples_at_all_are_an_error(tmp_path: Path) -> None:
-    watch = PowerWatch(Replay(recorded()), tmp_path, period_s=60.0)  # one sample, then a minute's rest
-    refuse(lambda: settled(watch, []), TestbedError, "no power was measured")
+    class Once(Replay):
+        """The same reading each time."""
+
+        def read(self) -> Reading:
+            return Reading(5.0, {}, 1.0)
+
+    watch = PowerWatch(Once(recorded()), tmp_path)
+    refuse(
+        lambda: settled(watch, []), TestbedError, "no power was measured", "its outputs are kept, and --resume goes on"
+    )
     watch.leave()
 
 

@@ -151,9 +151,9 @@ class Liar:
         del self._talks[talk.number]
         return Close(session=talk.number), {}
 
-    def _hello(self) -> Hello:
-        """A greeting, which ends all sessions of before."""
-        return Hello(version=VERSION, tokenizer="", vocab_size=self._known.vocab_size)
+    def _hello(self, again: bool = False) -> Hello:
+        """A greeting, which ends all sessions of before, unless it only asks what is taken now."""
+        return Hello(version=VERSION, tokenizer="", vocab_size=self._known.vocab_size, again=again)
 
     def _opening(self) -> tuple[Message, Mapping[str, Any]]:
         rng, known = self._rng, self._known
@@ -225,7 +225,7 @@ class Liar:
         if way == 4:
             return with_arrays(*_unasked(talk, rng))
         if rng.random() < 0.2:
-            return with_arrays(header_of(self._hello()), {})
+            return with_arrays(header_of(self._hello(self._rng.random() < 0.5)), {})
         return with_arrays(header_of(Close(session=talk.number)), {})
 
     def _drawn(self) -> Frames:
