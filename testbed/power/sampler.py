@@ -26,7 +26,7 @@ class Sampler:
 
     Attributes:
         samples: number of readings passed on.
-        missed: number of failed readings before `stop`.
+        missed: number of failed readings that began before `stop`.
         why: error of the last failed reading; empty if none failed.
         failure: exception that ended the sampling.
     """
@@ -58,6 +58,7 @@ class Sampler:
         due_s = time.perf_counter()
         last_s: float | None = None
         while not self._finished(last_s):
+            begun_s = time.perf_counter()
             try:
                 reading = self._source.read()
                 if last_s is None or reading.time_s > last_s:
@@ -65,7 +66,7 @@ class Sampler:
                     self._take(reading)
                     self.samples += 1
             except SensorError as exc:
-                if not self._over.is_set():
+                if not self._over.is_set() or begun_s < self._stopped_s:
                     self.missed, self.why = self.missed + 1, str(exc)
                 self._pause(min(1.0, max(self._period_s, 0.01)))
             except Exception as exc:

@@ -307,7 +307,7 @@ class FailoverClient(Client):
         """
         at = self._at
         async with self._asking:
-            trouble = at == self._at and await self.trouble(PROBE_S)
+            trouble = at == self._at and await self.trouble(max(PROBE_S, self._silence_s))
             if at == self._at and (trouble or await self._takes_less()) and at == self._at:
                 self._leave()
             return self._at != at

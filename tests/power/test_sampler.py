@@ -114,6 +114,24 @@ def test_readings_that_fail_or_are_old_are_left_out() -> None:
     assert sampler.missed >= 8 and sampler.why == "not now"
 
 
+class Hanging(Flaky):
+    """A reading that fails after a while."""
+
+    def read(self) -> Reading:
+        self.reads += 1
+        time.sleep(0.3)
+        raise SensorError("hung")
+
+
+def test_a_reading_that_hangs_at_the_end_is_counted() -> None:
+    source = Hanging()
+    sampler = Sampler(source, lambda reading: None)
+    sampler.start()
+    wait_for(lambda: source.reads)
+    sampler.stop()
+    assert (sampler.missed, sampler.why) == (1, "hung")
+
+
 def test_a_full_disk_ends_the_sampling_and_is_reported() -> None:
     def refuse_to_write(reading: Reading) -> None:
         raise OSError("no space left")

@@ -16,9 +16,10 @@ from testbed.bs.server import BaseStation
 from testbed.clock import within
 from testbed.errors import LinkTimeout, ModelError, ProtocolError
 from testbed.protocols import TARGET_ONLY
-from testbed.protocols.codec import Packet
-from testbed.protocols.messages import Busy, Message, Open, Resync, Verdict
+from testbed.protocols.codec import Packet, encode
+from testbed.protocols.messages import Busy, Message, Open, Ping, Resync, Verdict
 from testbed.protocols.methods import Ahead
+from testbed.ue import failover
 from testbed.ue.records import RequestRecord, RoundRecord
 from testbed.ue.waiting.stations import StationState
 from tests.support.heads import random_head
@@ -314,6 +315,27 @@ async def test_a_station_that_takes_less_is_left_at_once_whatever_it_refused_bef
         assert (await decode(client, "greedy", 20, prompt=longer)).token_ids == own(longer, 20)
         assert (await other).token_ids == own(PROMPT, 400)
         assert client.moves == [where.addresses[1]]
+
+
+async def test_a_round_trip_longer_than_between_two_probes_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused request made the UE leave one station after the other, until it timed out."""
+    async with site() as where, roaming(where) as client:
+        sending: list[asyncio.Task[Any]] = []
+        for state in client._stations:
+
+            async def later(message: Message, send: Any = state.link.send) -> None:
+                await asyncio.sleep(2 * failover.PROBE_S)
+                await send(encode(message))
+
+            def look(message: Message, later: Any = later) -> bool:
+                if held := isinstance(message, Ping) and bool(message.served):
+                    sending.append(asyncio.create_task(later(message)))
+                return held
+
+            intercept(state, look, monkeypatch)
+        with pytest.raises(ProtocolError, match="token ids must lie in"):
+            await decode(client, TARGET_ONLY, 4, prompt=[VOCAB + 5])
+        assert sending and client.moves == []
 
 
 async def test_what_a_station_sent_before_it_was_left_is_dropped() -> None:
