@@ -41,6 +41,16 @@ def held_back() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
+@contextlib.contextmanager
+def blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Block signals in this thread, and for good in the processes that it starts within the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def as_worker(parent: int) -> None:
     """Set up a worker process: ignore SIGINT, and end when the parent does, even if it is killed (Linux)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import logging
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from testbed.clock import within
 from testbed.config import ServeConfig
 from testbed.errors import BadInput
 from testbed.process.children import module_command
-from testbed.process.interrupts import NUMBERS
+from testbed.process.interrupts import NUMBERS, blocked
 from testbed.tasks import Background, cancel
 from testbed.web.listening import key_in, listening, url_of
 
@@ -134,14 +133,11 @@ def monitored(config: ServeConfig) -> Iterator[Monitor | None]:
 
 def _start(link: socket.socket, listener: socket.socket) -> subprocess.Popen[bytes]:
     """Start the live view's process with interrupting signals blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
-    try:
+    with blocked(*NUMBERS):
         return subprocess.Popen(
             module_command(WEB, str(os.getpid()), str(link.fileno()), str(listener.fileno())),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(link.fileno(), listener.fileno()),
         )  # fmt: skip
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -105,7 +105,7 @@ class PowerWatch:
             samples = read_samples(self._path)
         except BadInput as exc:
             why = f": {self._sampler.failure}" if self._sampler.failure else ""
-            kept = "; its outputs are kept, and --resume goes on" if self._out is not None else ""
+            kept = "; the outputs are kept, and --resume finishes the run" if self._out is not None else ""
             raise TestbedError(f"no power was measured{why} ({exc}){kept}") from exc
         if self._out is not None:
             write_parquet(self._out / SAMPLES, samples)

@@ -17,23 +17,21 @@ from pathlib import Path
 
 from testbed.errors import TestbedError
 from testbed.experiments.runs.processes import STOP_S
+from testbed.process.interrupts import blocked
 
 NOTED_S = 0.01
 """Time between two looks at a process whose exit status another thread has received."""
 
 
 def forking(module: str) -> ForkServerContext:
-    """Context whose processes come from a server that has imported a module. The server ignores SIGINT only after its
-    imports, of which an interrupt would leave a traceback: it is blocked from the beginning.
+    """Context whose processes are forked by a server that has imported a module. Python's server ignores SIGINT after
+    its imports; it starts with SIGINT blocked, so that Ctrl-C during the imports prints no traceback.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([module])
     resource_tracker.ensure_running()  # which unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with blocked(signal.SIGINT):
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 

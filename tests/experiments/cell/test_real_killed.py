@@ -71,7 +71,7 @@ def _cell_begun(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def test_an_interrupt_does_not_reach_the_process_that_forks_the_ues(tmp_path: Path) -> None:
-    """In its first seconds it left the traceback of an import."""
+    """Ctrl-C while that process imported its modules printed a traceback."""
     with _cell_begun(tmp_path) as (run, server):
         os.kill(server, signal.SIGINT)
         _, said = run.communicate(timeout=60)

@@ -115,7 +115,10 @@ def test_no_samples_at_all_are_an_error(tmp_path: Path) -> None:
 
     watch = PowerWatch(Once(recorded()), tmp_path)
     refuse(
-        lambda: settled(watch, []), TestbedError, "no power was measured", "its outputs are kept, and --resume goes on"
+        lambda: settled(watch, []),
+        TestbedError,
+        "no power was measured",
+        "and --resume finishes the run",
     )
     watch.leave()
 
